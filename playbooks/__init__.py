@@ -1,0 +1,1 @@
+"""Metrics (tables to numbers), rules (numbers to findings), the verdict and its report."""

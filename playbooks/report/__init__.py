@@ -1,0 +1,1 @@
+"""The verdict as text, JSON, markdown and one self-contained HTML file."""
