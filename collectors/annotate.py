@@ -1,6 +1,6 @@
 """What a training program may tell whoever watches it, at no cost when nobody does.
 
-In: the program's own knowledge (which step, which phase, which axis a process group is, loss, tokens).
+In: the program's own knowledge (step, phase, the axis of a process group, loss, tokens).
 Out: calls on the one listener that the agent installs; without a listener every call is a test of
 one global and returns a shared do-nothing context.
 It never imports torch, never raises into the program, never changes what the program computes.

@@ -14,7 +14,7 @@ import numpy as np
 from collectors import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -96,7 +96,7 @@ def empty() -> Collected:
 def merge(readings: Iterable[Reading]) -> Collected:
     """One Collected out of many readings; the order of readings decides nothing but row order."""
     out = empty()
-    rows: dict[str, list[Mapping[str, Any]]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for reading in readings:
         out.sources.append(reading.source)
         out.topologies.extend(reading.topologies)

@@ -7,11 +7,14 @@ The rank grid is row-major over `order` (outermost first, last axis fastest).
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 AXES = ("pp", "dp", "cp", "tp", "ep")
+_MOST = 1 << 20
+"""A plan is enumerated; this bounds what a mistyped one can cost."""
 _KEYS = {"world", "nodes", "gpus_per_node", "order", *AXES, "rank_to_gpu", "nics_per_node"}
 
 
@@ -74,6 +77,37 @@ def _whole(raw: dict[str, Any], key: str, default: int | None, wrong: list[str])
     return value
 
 
+def _slots(mapping: object, world: int, most: int, wrong: list[str]) -> tuple[int, ...]:
+    if mapping == "identity":
+        return tuple(range(world))
+    fine = isinstance(mapping, list) and all(
+        isinstance(s, int) and not isinstance(s, bool) for s in mapping
+    )
+    if (
+        not isinstance(mapping, list)
+        or not fine
+        or [len(mapping), len({*mapping})] != [world, world]
+    ):
+        wrong.append("rank_to_gpu: `identity` or a list with one slot for each rank is needed")
+        return ()
+    if mapping and (min(mapping) < 0 or max(mapping) >= most):
+        wrong.append(f"rank_to_gpu: slots run from 0 to {most - 1}")
+    return tuple(mapping)
+
+
+def _order(raw: dict[str, Any], sizes: dict[str, int], wrong: list[str]) -> tuple[str, ...]:
+    order = raw.get("order", [a for a in ("pp", "dp", "cp", "tp") if sizes[a] > 1])
+    if not isinstance(order, list) or any(a not in AXES for a in order):
+        wrong.append(f"order: a list of {', '.join(AXES)} is needed, not {order!r}")
+        return ()
+    if len(set(order)) != len(order):
+        wrong.append(f"order: an axis stands twice in {order}")
+    # Experts borrow ranks from dp and cp; ep is an axis of the grid only when the plan orders it.
+    missing = [a for a in AXES if sizes[a] > 1 and a not in order and a != "ep"]
+    wrong.extend(f"order: {axis}={sizes[axis]} is missing in it" for axis in missing)
+    return tuple(order)
+
+
 def parse_plan(raw: object, source: str = "plan") -> Plan:
     """A Plan from the mapping that plan.yaml holds; PlanError lists all that is wrong."""
     if not isinstance(raw, dict):
@@ -86,41 +120,21 @@ def parse_plan(raw: object, source: str = "plan") -> Plan:
     sizes = {axis: _whole(raw, axis, 1, wrong) for axis in AXES}
     world = _whole(raw, "world", None, wrong)
     nodes = _whole(raw, "nodes", 1, wrong)
-    per_node = _whole(raw, "gpus_per_node", max(1, world // nodes), wrong)
-    order = raw.get("order", [a for a in ("pp", "dp", "cp", "tp") if sizes[a] > 1])
-    if not isinstance(order, list) or any(a not in AXES for a in order):
-        wrong.append(f"order: a list of {', '.join(AXES)} is needed, not {order!r}")
-        order = []
-    if len(set(order)) != len(order):
-        wrong.append(f"order: an axis stands twice in {order}")
-    # Experts borrow ranks from dp and cp; ep is an axis of the grid only when the plan orders it.
-    for axis in AXES:
-        if sizes[axis] > 1 and axis not in order and axis != "ep":
-            wrong.append(f"order: {axis}={sizes[axis]} is missing in it")
-    total = 1
-    for axis in dict.fromkeys(order):
-        total *= sizes[axis]
+    per_node = _whole(raw, "gpus_per_node", max(1, -(-world // nodes)), wrong)
+    order = _order(raw, sizes, wrong)
+    nics = None if raw.get("nics_per_node") is None else _whole(raw, "nics_per_node", None, wrong)
+    total = math.prod(sizes[axis] for axis in order)
     if not wrong and total != world:
         shape = " * ".join(f"{a}={sizes[a]}" for a in order)
-        wrong.append(f"world: {shape} = {total}, but world is {world}")
+        wrong.append(f"world: {shape or 'no axis'} = {total}, but world is {world}")
     if not wrong and nodes * per_node < world:
         wrong.append(f"world: {world} ranks on {nodes} nodes of {per_node} GPUs do not fit")
-    mapping = raw.get("rank_to_gpu", "identity")
-    slots = tuple(range(world)) if not wrong else ()
-    if mapping != "identity":
-        fine = isinstance(mapping, list) and all(
-            isinstance(s, int) and not isinstance(s, bool) for s in mapping
-        )
-        if not fine or sorted(set(mapping)) != sorted(mapping) or len(mapping) != world:
-            wrong.append("rank_to_gpu: `identity` or a list with one slot for each rank is needed")
-        elif min(mapping) < 0 or max(mapping) >= nodes * per_node:
-            wrong.append(f"rank_to_gpu: slots run from 0 to {nodes * per_node - 1}")
-        else:
-            slots = tuple(mapping)
-    nics = raw.get("nics_per_node")
-    if nics is not None:
-        nics = _whole(raw, "nics_per_node", None, wrong)
+    if not wrong and world > _MOST:
+        wrong.append(f"world: at most {_MOST} ranks")
+    slots = (
+        () if wrong else _slots(raw.get("rank_to_gpu", "identity"), world, nodes * per_node, wrong)
+    )
     if wrong:
         raise PlanError("\n".join(f"{source}: {w}" for w in wrong))
     kept = {axis: sizes[axis] for axis in order}
-    return Plan(world, nodes, per_node, tuple(order), kept, slots, nics, source)
+    return Plan(world, nodes, per_node, order, kept, slots, nics, source)
