@@ -1,0 +1,340 @@
+"""The flight log: what one rank did, written so that the job never pays for it.
+
+Fixed-size records in memory-mapped segments: no lock, no system call and no growing allocation on
+the way of a record; SIGKILL loses nothing that was written (the page cache has it); others read it
+live; its size is bounded: when `MOST_SEGMENTS` are full, the oldest records are overwritten and
+counted as dropped. Strings are interned once, in names.jsonl.
+
+    control.bin     how far it is, for whoever watches (CONTROL)
+    flight-NN.bin   segments of RECORD, each record with its serial number (0 = never written)
+    names.jsonl     {"n": id, "t": text} · {"g": id, "name", "desc", "ranks", "backend"} · notes
+    meta.json       rank, attempt, pid, host, versions
+
+An operation is written when it begins, and completed in place when it ends: what never ended is
+seen as open. Writer and reader stand side by side here; the reader trusts nothing it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+VERSION = 1
+RECORD = struct.Struct("<QBBHHHqqqqqqqihhIIii")
+"""serial, kind, state, name, group, dtype, start, begin, end, wait, a, b, seq, step, microbatch,
+stage, shape, stack, peer, spare. 0 in a time means: not known (yet)."""
+SIZE = RECORD.size
+SEGMENT_RECORDS = 32768
+MOST_SEGMENTS = 16
+CONTROL = struct.Struct("<QqQqqHBB")
+"""records, time of the last record or completion, steps done, end of the last step, typical step
+(ns), open phase (name id, 0 = none), closed (1 after a regular exit), spare."""
+_CONTROL_SIZE = 4096
+_MARK = struct.Struct("<Qq")
+_FINISH = struct.Struct("<q")
+_OFFSET_END = 32
+_OFFSET_WAIT = 40
+
+STEP, PHASE, COLLECTIVE, MEMORY, NUMBER = 1, 2, 3, 4, 5
+OPEN, DONE, FAILED = 0, 1, 2
+
+DTYPE = [
+    ("serial", "<u8"),
+    ("kind", "u1"),
+    ("state", "u1"),
+    ("name", "<u2"),
+    ("group", "<u2"),
+    ("dtype", "<u2"),
+    ("start", "<i8"),
+    ("begin", "<i8"),
+    ("end", "<i8"),
+    ("wait", "<i8"),
+    ("a", "<i8"),
+    ("b", "<i8"),
+    ("seq", "<i8"),
+    ("step", "<i4"),
+    ("microbatch", "<i2"),
+    ("stage", "<i2"),
+    ("shape", "<u4"),
+    ("stack", "<u4"),
+    ("peer", "<i4"),
+    ("spare", "<i4"),
+]
+"""RECORD as numpy sees it."""
+
+_EPOCH = time.time_ns() - time.monotonic_ns()
+
+
+def now() -> int:
+    """Nanoseconds since the epoch that never jump: one host's ranks share the monotonic clock."""
+    return time.monotonic_ns() + _EPOCH
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """A file of `size` mapped for writing. Its blocks are reserved here: on a disk that fills up
+    later, a write into a hole of the mapping would kill the job with SIGBUS."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(handle, 0, size)
+        return mmap.mmap(handle, size)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    finally:
+        os.close(handle)
+
+
+class Writer:
+    """The writing end. Raises OSError only when it is made."""
+
+    def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
+        self.directory = directory
+        self._names: dict[str, int] = {}
+        self._names_file = os.open(
+            directory / "names.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        )
+        self._segments: list[mmap.mmap] = [_mapped(directory / "flight-00.bin", self._bytes())]
+        self._most = MOST_SEGMENTS
+        self._rolled = 0
+        self._count = itertools.count()
+        self._lock = threading.Lock()
+        self._control = _mapped(directory / "control.bin", _CONTROL_SIZE)
+        self.note(**{"version": VERSION, "record": SIZE})
+        target = directory / "meta.json"
+        partial = directory / "meta.json.part"
+        partial.write_text(json.dumps({**meta, "version": VERSION}))
+        partial.replace(target)
+
+    @staticmethod
+    def _bytes() -> int:
+        return SEGMENT_RECORDS * SIZE
+
+    def note(self, **line: Any) -> None:
+        """Append one line to names.jsonl: rare facts (groups, axes, problems)."""
+        with contextlib.suppress(OSError):
+            os.write(self._names_file, (json.dumps(line) + "\n").encode())
+
+    def name(self, text: str) -> int:
+        """The id of `text`, from 1. Past 60,000 texts all further ones share one id."""
+        known = self._names.get(text)
+        if known is None:
+            with self._lock:
+                known = self._names.get(text)
+                if known is None:
+                    if len(self._names) >= 60_000:
+                        text = "(too many names)"
+                    known = self._names.setdefault(text, len(self._names) + 1)
+                    self.note(n=known, t=text[:500])
+        return known
+
+    def _roll(self, segment: int) -> None:
+        """Make room for `segment`: a new file while the bound allows, else the oldest again."""
+        with self._lock:
+            if segment <= self._rolled:
+                return
+            if len(self._segments) < self._most:
+                try:
+                    path = self.directory / f"flight-{len(self._segments):02d}.bin"
+                    self._segments.append(_mapped(path, self._bytes()))
+                except OSError as why:
+                    self._most = len(self._segments)
+                    self.note(problem=f"flight log bounded at {self._most} segments: {why}")
+            self._rolled = segment
+
+    def put(
+        self,
+        kind: int,
+        name: int,
+        start: int,
+        *,
+        state: int = OPEN,
+        group: int = 0,
+        dtype: int = 0,
+        begin: int = 0,
+        end: int = 0,
+        wait: int = 0,
+        a: int = 0,
+        b: int = 0,
+        seq: int = 0,
+        step: int = -1,
+        microbatch: int = -1,
+        stage: int = -1,
+        shape: int = 0,
+        stack: int = 0,
+        peer: int = -1,
+    ) -> int:
+        """Write one record; returns its slot for `finish`."""
+        slot = next(self._count)
+        segment, row = divmod(slot, SEGMENT_RECORDS)
+        if segment > self._rolled:
+            self._roll(segment)
+        RECORD.pack_into(
+            self._segments[segment % len(self._segments)],
+            row * SIZE,
+            slot + 1,
+            kind,
+            state,
+            name,
+            group,
+            dtype,
+            start,
+            begin,
+            end,
+            wait,
+            a,
+            b,
+            seq,
+            step,
+            microbatch,
+            stage,
+            shape,
+            stack,
+            peer,
+            0,
+        )
+        _MARK.pack_into(self._control, 0, slot + 1, end or start)
+        return slot
+
+    def _place(self, slot: int) -> tuple[mmap.mmap, int] | None:
+        segment, row = divmod(slot, SEGMENT_RECORDS)
+        memory = self._segments[segment % len(self._segments)]
+        offset = row * SIZE
+        if int.from_bytes(memory[offset : offset + 8], "little") != slot + 1:
+            return None  # overwritten since
+        return memory, offset
+
+    def finish(self, slot: int, end: int, state: int = DONE, wait: int = -1) -> None:
+        """Complete the record in `slot`; `wait` only when it is known."""
+        place = self._place(slot)
+        if place is None:
+            return
+        memory, offset = place
+        if wait >= 0:
+            _FINISH.pack_into(memory, offset + _OFFSET_WAIT, wait)
+        _FINISH.pack_into(memory, offset + _OFFSET_END, end)
+        memory[offset + 9] = state
+        _FINISH.pack_into(self._control, 8, end)
+
+    def waited(self, slot: int, wait: int) -> None:
+        """Set the host's waiting time (phases: the device's time) of a record."""
+        place = self._place(slot)
+        if place is not None:
+            _FINISH.pack_into(place[0], place[1] + _OFFSET_WAIT, wait)
+
+    def progress(self, steps: int, end: int, typical: int) -> None:
+        """Publish that `steps` steps are done, the last one at `end`."""
+        struct.pack_into("<Qqq", self._control, 16, steps, end, typical)
+
+    def phase(self, name: int) -> None:
+        """Publish the innermost open phase; 0 when none is open."""
+        struct.pack_into("<H", self._control, 40, name)
+
+    def close(self) -> None:
+        """Mark a regular exit. The mapping stays: threads may still write."""
+        self._control[42] = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group as one rank knew it."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+
+
+@dataclass
+class Log:
+    """One rank's flight log, read."""
+
+    directory: Path
+    meta: dict[str, Any]
+    records: npt.NDArray[np.void]
+    """Of DTYPE, by serial."""
+    names: dict[int, str] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    axes: dict[str, str] = field(default_factory=dict)
+    """c10d group name -> axis, as the program annotated it."""
+    mesh: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    closed: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+def _names(path: Path, log: Log) -> None:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as why:
+        log.problems.append(f"{path.name}: {why.strerror}")
+        return
+    for number, raw in enumerate(lines, 1):
+        try:
+            line = json.loads(raw)
+            if "n" in line:
+                log.names[int(line["n"])] = str(line["t"])
+            elif "g" in line:
+                log.groups[int(line["g"])] = Group(
+                    str(line["name"]),
+                    str(line["desc"]),
+                    tuple(int(r) for r in line["ranks"]),
+                    str(line["backend"]),
+                )
+            elif "axis" in line:
+                log.axes[str(line["name"])] = str(line["axis"])
+            elif "mesh" in line:
+                log.mesh = {str(k): int(v) for k, v in line["mesh"].items()}
+            elif "problem" in line:
+                log.problems.append(str(line["problem"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            log.problems.append(f"{path.name} line {number} is not readable")
+
+
+def read(directory: Path) -> Log:
+    """Read one rank's log, finished or not. Raises OSError or ValueError without a usable meta."""
+    import numpy as np
+
+    meta = json.loads((directory / "meta.json").read_text())
+    if not isinstance(meta, dict) or not isinstance(meta.get("rank"), int):
+        raise ValueError(f"{directory}/meta.json does not name a rank")
+    parts = []
+    log = Log(directory, meta, np.empty(0, DTYPE))
+    for path in sorted(directory.glob("flight-*.bin")):
+        size = path.stat().st_size
+        if size % SIZE:
+            log.problems.append(f"{path.name} is cut: {size} bytes")
+        rows = np.fromfile(path, dtype=DTYPE, count=size // SIZE)
+        parts.append(rows[rows["serial"] > 0])
+    if parts:
+        rows = np.concatenate(parts)
+        rows = rows[np.argsort(rows["serial"], kind="stable")]
+        log.records = rows
+        if len(rows):
+            log.dropped = max(0, int(rows["serial"][-1]) - len(rows))
+    _names(directory / "names.jsonl", log)
+    control = _control(directory)
+    log.closed = bool(control and control[6])
+    return log
+
+
+def _control(directory: Path) -> tuple[int, ...] | None:
+    try:
+        with (directory / "control.bin").open("rb") as handle:
+            raw = handle.read(CONTROL.size)
+    except OSError:
+        return None
+    return CONTROL.unpack(raw) if len(raw) == CONTROL.size else None
