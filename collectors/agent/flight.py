@@ -25,10 +25,11 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import numpy.typing as npt
 
@@ -113,7 +114,7 @@ class Writer:
         self._count = itertools.count()
         self._lock = threading.Lock()
         self._control = _mapped(directory / "control.bin", _CONTROL_SIZE)
-        self.note(**{"version": VERSION, "record": SIZE})
+        self.note(version=VERSION, record=SIZE)
         target = directory / "meta.json"
         partial = directory / "meta.json.part"
         partial.write_text(json.dumps({**meta, "version": VERSION}))
@@ -310,7 +311,7 @@ def read(directory: Path) -> Log:
 
     meta = json.loads((directory / "meta.json").read_text())
     if not isinstance(meta, dict) or not isinstance(meta.get("rank"), int):
-        raise ValueError(f"{directory}/meta.json does not name a rank")
+        raise ValueError(f"{directory}/meta.json does not name a rank")  # noqa: TRY004
     parts = []
     log = Log(directory, meta, np.empty(0, DTYPE))
     for path in sorted(directory.glob("flight-*.bin")):
@@ -326,12 +327,13 @@ def read(directory: Path) -> Log:
         if len(rows):
             log.dropped = max(0, int(rows["serial"][-1]) - len(rows))
     _names(directory / "names.jsonl", log)
-    control = _control(directory)
-    log.closed = bool(control and control[6])
+    state = control(directory)
+    log.closed = bool(state and state[6])
     return log
 
 
-def _control(directory: Path) -> tuple[int, ...] | None:
+def control(directory: Path) -> tuple[int, ...] | None:
+    """What CONTROL holds for one rank now; None when it is not there."""
     try:
         with (directory / "control.bin").open("rb") as handle:
             raw = handle.read(CONTROL.size)

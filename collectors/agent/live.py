@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .flight import _control
+from .flight import control as read_control
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ class LiveRanks:
             except (OSError, ValueError, KeyError, TypeError):
                 return None  # not written yet, or not ours
             self._meta[directory.name] = meta
-        control = _control(directory)
+        control = read_control(directory)
         if control is None:
             return None
         records, last, steps, _end, typical, phase, closed, _spare = control

@@ -27,7 +27,7 @@ def _chain(here: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry != here]
     sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as missing:
         if missing.name != "sitecustomize":
             raise

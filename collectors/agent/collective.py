@@ -1,0 +1,254 @@
+"""The ledger: every collective and point-to-point operation of every group of one rank.
+
+Each operation is one record, written when the host issues it (so that what never ends is seen) and
+completed when the backend says so. `seq` counts within a group, in the order of issue, which all
+members share; point-to-point operations count within (group, direction, peer), so that the k-th
+send from a to b is the k-th receive of b from a.
+Completion: gloo calls back through the work's future; CUDA backends are asked by a side thread,
+since their futures are "done" as soon as the operation is enqueued. It never waits, never syncs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from . import flight, torch_compat
+from .flight import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .recorder import Recorder
+
+_OPS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "split": "split_group",
+}
+"""c10d's hook words to the words of torch.distributed, where they differ."""
+_POLL_S = 0.002
+"""How often pending device operations are asked; the error of their completion times."""
+_MOST_PENDING = 4096
+
+
+class _Group:
+    """One watched process group."""
+
+    __slots__ = ("counts", "inflight", "number", "ranks", "seq", "slots")
+
+    def __init__(self, number: int, ranks: list[int]) -> None:
+        self.number = number
+        self.ranks = ranks
+        self.seq = 0
+        self.counts: dict[tuple[str, int], int] = {}
+        self.inflight: dict[int, tuple[int, bool, bool]] = {}
+
+
+class Ledger:
+    """Writes the collectives of one rank."""
+
+    def __init__(self, recorder: Recorder, torch: Any) -> None:
+        self._recorder = recorder
+        self._writer = recorder.writer
+        self._torch = torch
+        self._groups: dict[int, _Group] = {}
+        self._known: dict[Any, tuple[int, int, int, int, int]] = {}
+        self._waiting: dict[int, tuple[int, Any, bool]] = {}
+        self._pending: deque[tuple[int, Any]] = deque()
+        self._poller: threading.Thread | None = None
+        self._ops: dict[Any, str] = {}
+
+    # --- groups -----------------------------------------------------------------------------
+
+    def watch(self, group: Any, ranks: list[int]) -> None:
+        """A process group came into being."""
+        try:
+            one = self._add(group, ranks)
+            if torch_compat.has_group_hooks(self._torch):
+                torch_compat.hook_group(
+                    group,
+                    lambda args: self._pre(one, args),
+                    lambda args: self._post(one, args),
+                )
+        except Exception as why:  # noqa: BLE001  never into the job
+            self._fail(why)
+
+    def _add(self, group: Any, ranks: list[int]) -> _Group:
+        one = _Group(len(self._groups) + 1, ranks)
+        self._groups[id(group)] = one
+        desc = getattr(group, "group_desc", "") or ""
+        backend = group.name() if callable(getattr(group, "name", None)) else ""
+        self._writer.note(
+            g=one.number,
+            name=str(group.group_name),
+            desc="" if desc == "undefined" else str(desc),
+            ranks=ranks,
+            backend=str(backend),
+        )
+        return one
+
+    def group_of(self, group: Any) -> _Group:
+        """The record of a group that torch handed out; for the wrapped methods."""
+        one = self._groups.get(id(group))
+        return one if one is not None else self._add(group, list(range(group.size())))
+
+    # --- operations -------------------------------------------------------------------------
+
+    def _describe(self, op: str, inputs: Any, outputs: Any) -> tuple[int, int, int, int, int]:
+        """(name, dtype, shape, bytes in, bytes out), interned; cheap for what repeats."""
+        one = inputs[0] if inputs else (outputs[0] if outputs else None)
+        if one is None:
+            key: Any = op
+        else:
+            last = outputs[-1].shape if outputs else None
+            key = (op, one.shape, one.dtype, len(inputs), len(outputs), last)
+            if len(inputs) > 1 or len(outputs) > 1:
+                key = (*key, *(t.shape for t in inputs), *(t.shape for t in outputs))
+        known = self._known.get(key)
+        if known is None:
+            name = self._writer.name
+            if one is None:
+                known = (name(op), 0, 0, 0, 0)
+            else:
+                many = len(inputs or outputs)
+                shape = str(list(one.shape)) + (f" x{many}" if many > 1 else "")
+                known = (
+                    name(op),
+                    name(str(one.dtype).removeprefix("torch.")),
+                    name(shape),
+                    sum(t.numel() * t.element_size() for t in inputs),
+                    # In-place operations name no outputs: they receive where they gave.
+                    sum(t.numel() * t.element_size() for t in outputs or inputs),
+                )
+            if len(self._known) < _MOST_PENDING:
+                self._known[key] = known
+        return known
+
+    def begin(self, one: _Group, op: str, inputs: Any, outputs: Any, root: int) -> int:
+        """Record that the host issues an operation; returns its slot."""
+        number, dtype, shape, given, received = self._describe(op, inputs, outputs)
+        peer = one.ranks[root] if 0 <= root < len(one.ranks) else -1
+        if op in ("send", "recv"):
+            key = (op, peer)
+            seq = one.counts[key] = one.counts.get(key, 0) + 1
+            given, received = (given, 0) if op == "send" else (0, received)
+        else:
+            seq = one.seq = one.seq + 1
+        return self._writer.put(
+            flight.COLLECTIVE,
+            number,
+            now(),
+            group=one.number,
+            dtype=dtype,
+            a=given,
+            b=received,
+            seq=seq,
+            step=self._recorder.current,
+            shape=shape,
+            peer=peer,
+        )
+
+    def issued(self, slot: int, work: Any, *, p2p: bool, device: bool) -> None:
+        """The backend accepted it: arrange to learn of its completion."""
+        if work is None:
+            self._writer.finish(slot, now())
+            return
+        self._waiting[id(work)] = (slot, work, p2p)
+        if device:
+            self._ask_later(slot, work)
+        elif not p2p:  # gloo's send and receive have no future: their wait() tells
+            work.get_future().add_done_callback(lambda _future: self._done(slot, work))
+        if len(self._waiting) > _MOST_PENDING:
+            self._waiting.pop(next(iter(self._waiting)), None)
+
+    def _pre(self, one: _Group, args: Any) -> None:
+        if self._recorder.off:
+            return
+        try:
+            op = self._ops.get(args.name)
+            if op is None:
+                word = str(args.name).rpartition(".")[2].lower()
+                op = self._ops[args.name] = _OPS.get(word, word)
+            inputs, outputs = args.input_tensors, args.output_tensors
+            first = inputs or outputs
+            one.inflight[args.op_id] = (
+                self.begin(one, op, inputs, outputs, args.root),
+                op in ("send", "recv"),
+                bool(first) and first[0].is_cuda,
+            )
+        except Exception as why:  # noqa: BLE001  never into the job
+            self._fail(why)
+
+    def _post(self, one: _Group, args: Any) -> None:
+        known = one.inflight.pop(args.op_id, None)
+        if known is None or self._recorder.off:
+            return
+        try:
+            self.issued(known[0], args.work, p2p=known[1], device=known[2])
+        except Exception as why:  # noqa: BLE001  never into the job
+            self._fail(why)
+
+    # --- completion -------------------------------------------------------------------------
+
+    def _done(self, slot: int, work: Any) -> None:
+        try:
+            end = now()
+            # A failed future raises from value(); its work says so more cheaply.
+            state = flight.DONE if work.exception() is None else flight.FAILED
+            self._writer.finish(slot, end, state)
+            self._waiting.pop(id(work), None)
+        except Exception as why:  # noqa: BLE001  a callback of the backend's own thread
+            self._fail(why)
+
+    def around_wait(self, wait: Callable[[], Any], work: Any) -> Any:
+        """Stands where Python code calls work.wait(): measures how long the host waited."""
+        known = self._waiting.pop(id(work), None)
+        if known is None or self._recorder.off:
+            return wait()
+        slot, _work, p2p = known
+        start = now()
+        try:
+            result = wait()
+        except BaseException:
+            self._writer.finish(slot, now(), flight.FAILED, now() - start)
+            raise
+        end = now()
+        if p2p and not self._is_pending(slot):
+            self._writer.finish(slot, end, flight.DONE, end - start)
+        else:
+            self._writer.waited(slot, end - start)
+        return result
+
+    def _is_pending(self, slot: int) -> bool:
+        return any(one == slot for one, _ in self._pending)
+
+    def _ask_later(self, slot: int, work: Any) -> None:
+        if len(self._pending) < _MOST_PENDING:
+            self._pending.append((slot, work))
+        if self._poller is None:
+            self._poller = threading.Thread(target=self._poll, name="diag-agent", daemon=True)
+            self._poller.start()
+
+    def _poll(self) -> None:
+        while not self._recorder.off:
+            time.sleep(_POLL_S)
+            try:
+                for _ in range(len(self._pending)):
+                    slot, work = self._pending[0]
+                    if not work.is_completed():
+                        self._pending.rotate(-1)
+                        continue
+                    self._pending.popleft()
+                    self._waiting.pop(id(work), None)
+                    failed = work.exception() is not None
+                    self._writer.finish(slot, now(), flight.FAILED if failed else flight.DONE)
+            except Exception as why:  # noqa: BLE001  the thread ends, the job goes on
+                self._fail(why)
+
+    def _fail(self, why: Exception) -> None:
+        self._recorder.off = True
+        self._writer.note(problem=f"agent off: {type(why).__name__}: {why}"[:400])
