@@ -161,7 +161,7 @@ class Ledger:
         if device:
             self._ask_later(slot, work)
         elif not p2p:  # gloo's send and receive have no future: their wait() tells
-            work.get_future().add_done_callback(lambda _future: self._done(slot, work))
+            work.get_future().add_done_callback(lambda future: self._done(slot, work, future))
         if len(self._waiting) > _MOST_PENDING:
             self._waiting.pop(next(iter(self._waiting)), None)
 
@@ -194,11 +194,14 @@ class Ledger:
 
     # --- completion -------------------------------------------------------------------------
 
-    def _done(self, slot: int, work: Any) -> None:
+    def _done(self, slot: int, work: Any, future: Any) -> None:
+        end = now()
         try:
-            end = now()
-            # A failed future raises from value(); its work says so more cheaply.
-            state = flight.DONE if work.exception() is None else flight.FAILED
+            state = flight.DONE
+            try:
+                future.value()
+            except Exception:  # noqa: BLE001  whatever the backend failed with
+                state = flight.FAILED
             self._writer.finish(slot, end, state)
             self._waiting.pop(id(work), None)
         except Exception as why:  # noqa: BLE001  a callback of the backend's own thread
@@ -244,8 +247,8 @@ class Ledger:
                         continue
                     self._pending.popleft()
                     self._waiting.pop(id(work), None)
-                    failed = work.exception() is not None
-                    self._writer.finish(slot, now(), flight.FAILED if failed else flight.DONE)
+                    # A device backend that fails aborts the process: no state to ask for here.
+                    self._writer.finish(slot, now())
             except Exception as why:  # noqa: BLE001  the thread ends, the job goes on
                 self._fail(why)
 

@@ -9,6 +9,8 @@ A forward is found at the outermost module: hooks for all modules run during the
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import torch_compat
@@ -38,8 +40,6 @@ def install(
             if current() is None:
                 rank_of_group(torch, ranks[group.rank()], len(ranks))
         except Exception as why:  # noqa: BLE001  never into the job
-            import sys
-
             sys.stderr.write(f"diag: this rank is not watched: {type(why).__name__}: {why}\n")
         agent = current()
         if agent is not None:
@@ -54,7 +54,7 @@ def install(
             )
     torch_compat.wrap_spawn(lambda error: _spawned_failed(current, error))
     torch_compat.wrap_data(torch, functools.partial(_data, current))
-    _optimizer(torch, current)
+    _optimizer(current)
     _backward(torch, rank_alone, current)
     _Forward(torch, current).look()
 
@@ -97,7 +97,7 @@ def _data(current: Callable[[], Agent | None], call: Callable[[], Any]) -> Any:
         agent.recorder.phase_end(slot)
 
 
-def _optimizer(torch: Any, current: Callable[[], Agent | None]) -> None:
+def _optimizer(current: Callable[[], Agent | None]) -> None:
     open_slots: list[int] = []
 
     def before(_optimizer: Any, _args: Any, _kw: Any) -> None:
@@ -111,8 +111,10 @@ def _optimizer(torch: Any, current: Callable[[], Agent | None]) -> None:
             agent.recorder.phase_end(open_slots.pop())
             agent.recorder.optimizer_done(id(optimizer))
 
-    torch.optim.optimizer.register_optimizer_step_pre_hook(before)
-    torch.optim.optimizer.register_optimizer_step_post_hook(after)
+    # torch.optim hides its module `optimizer` behind a name it deletes.
+    optimizer = importlib.import_module("torch.optim.optimizer")
+    optimizer.register_optimizer_step_pre_hook(before)
+    optimizer.register_optimizer_step_post_hook(after)
 
 
 def _backward(

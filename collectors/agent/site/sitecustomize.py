@@ -25,12 +25,14 @@ def _load_agent(here: str) -> None:
 
 def _chain(here: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry != here]
-    sys.modules.pop("sitecustomize", None)
+    ours = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as missing:
         if missing.name != "sitecustomize":
             raise
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)
 
 
 _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
