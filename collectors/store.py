@@ -163,13 +163,16 @@ def _samples(run: Path, name: str, file: str, sources: list[Source]) -> Any:
 def _printed(run: Path) -> list[Reading]:
     """What the job printed and what the kernel said, as log events."""
     from collectors import readers
+    from collectors.readers import artifact
 
     paths = [run / "job.stderr", run / "job.stdout", *sorted(run.glob("nodes/*/*.log"))]
-    return [
-        readers.read_log(path, str(path.relative_to(run)))
+    readings = [
+        readers.read_artifact(artifact.from_file(path, str(path.relative_to(run))))
         for path in paths
         if path.is_file() and path.stat().st_size
     ]
+    readers.settle_all(readings)
+    return readings
 
 
 def read_run(run: Path) -> Collected:
