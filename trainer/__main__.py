@@ -1,0 +1,71 @@
+"""`python -m trainer` (one process) or `torchrun --nproc-per-node N -m trainer` (N ranks).
+
+In: `--config FILE` and `section.key=value` arguments. Out: a banner and progress on rank 0's stdout.
+Exit 0 after the last step, 2 with one line a problem when the configuration cannot work; torch is
+imported only once the configuration is sound. A failure in training is left to be seen as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from trainer.config import ConfigError
+from trainer.settings import load, usage
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+
+def main() -> int:
+    """Read the configuration, train, say how it went; returns the exit status."""
+    arguments = sys.argv[1:]
+    rank = int(os.environ.get("RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if {"-h", "--help"}.intersection(arguments):
+        _say(usage(), rank)
+        return 0
+    try:
+        _train(load(arguments, world), rank, world)
+    except ConfigError as error:
+        if rank == 0:
+            for problem in error.problems:
+                print(f"trainer: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _train(config: Config, rank: int, world: int) -> None:
+    import torch
+
+    from trainer import banner, mesh
+    from trainer.loop import Trainer
+
+    device = mesh.pick_device(config.train.device)
+    mesh.join(world, device, config.parallel.timeout)
+    trainer = Trainer(config, world, device)
+    own = sum(p.numel() for p in trainer.built.parameters.values())
+    parameters = torch.zeros(world, dtype=torch.int64, device=device)
+    parameters[rank] = own
+    trainer.mesh.sum_over_world(parameters)
+    _say(banner.banner(trainer, parameters.tolist()), rank)
+    began = time.perf_counter()
+    results = []
+    for number in range(config.train.steps):
+        result = trainer.step(number)
+        results = [*results[:1], result]
+        if number % config.log.every == 0 or number == config.train.steps - 1:
+            _say(banner.progress(result, config.train.steps), rank)
+    _say(banner.ending(results[0], results[-1], time.perf_counter() - began), rank)
+    mesh.leave()
+
+
+def _say(text: str, rank: int) -> None:
+    if rank == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What a run says of itself: a banner at the start, a line now and then, a line at the end.
+
+Pure: objects in, text out; `__main__` prints, on rank 0 only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.layout import microbatches, stage_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer.loop import StepResult, Trainer
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
+    """What this run is; `parameters` are the elements that each rank holds, by rank."""
+    config, layout, mesh = trainer.config, trainer.layout, trainer.mesh
+    train = config.train
+    count = microbatches(config, layout)
+    corpus = trainer.loader.corpus
+    source = config.data.path or "the standard library's sources"
+    backend = "none" if mesh.world == 1 else {"cuda": "nccl"}.get(trainer.device.type, "gloo")
+    held = _span([f"{one:,}" for one in (min(parameters), max(parameters))])
+    rows = [
+        ("mesh", f"{mesh.describe()}, {mesh.world} rank(s)"),
+        *((f"  {axis.name} groups", _groups(trainer, axis.name)) for axis in mesh.axes.values()),
+        ("model", f"{_model(trainer)}"),
+        ("parameters", f"{trainer.built.whole:,} in all, {held} a rank"),
+        (
+            "batch",
+            f"{train.global_batch} samples of {train.sequence} bytes = "
+            f"{train.global_batch * train.sequence:,} tokens a step, "
+            f"{count} microbatch(es) of {train.microbatch} a rank",
+        ),
+        ("data", f"{source}: {corpus.size:,} bytes in {len(corpus.shards):,} files"),
+        ("device", f"{trainer.device.type}, {train.dtype}, backend {backend}"),
+        *_switches(trainer),
+    ]
+    wide = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
+
+
+def progress(result: StepResult, steps: int) -> str:
+    """One step in one line."""
+    rate = result.tokens / result.seconds
+    memory = _span([human(one) for one in (min(result.memory), max(result.memory))])
+    return (
+        f"step {result.step:>{len(str(steps - 1))}}/{steps - 1}  loss {result.loss:.4f}  "
+        f"grad norm {result.grad_norm:.3f}  lr {result.lr:.2e}  {rate:,.0f} tokens/s  "
+        f"{result.seconds * 1e3:.0f} ms/step  memory a rank {memory}"
+    )
+
+
+def ending(first: StepResult, last: StepResult, seconds: float) -> str:
+    """The last line of a run that went to its end."""
+    return (
+        f"finished {last.step - first.step + 1} steps in {seconds:.1f} s, "
+        f"loss {first.loss:.4f} -> {last.loss:.4f}"
+    )
+
+
+def human(size: int) -> str:
+    """Bytes with three digits and a unit."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
+
+
+def _groups(trainer: Trainer, name: str) -> str:
+    """All groups of an axis: ranks that differ in that coordinate only."""
+    axis = trainer.mesh[name]
+    if axis.size == 1:
+        return "off, size 1"
+    order = list(trainer.mesh.axes)
+    sizes = [trainer.mesh[one].size for one in order]
+    stride = 1
+    for size in sizes[order.index(name) + 1 :]:
+        stride *= size
+    starts = [r for r in range(trainer.mesh.world) if r // stride % axis.size == 0]
+    groups = [[start + i * stride for i in range(axis.size)] for start in starts]
+    return " ".join(str(group).replace(",", "") for group in groups)
+
+
+def _model(trainer: Trainer) -> str:
+    model = trainer.config.model
+    layers = [len(own) for own in stage_layers(model.layers, trainer.layout.pp)]
+    split = f" ({'+'.join(map(str, layers))} by stage)" if len(layers) > 1 else ""
+    return (
+        f"{model.layers} layers{split}, width {model.width}, {model.heads} heads over "
+        f"{model.kv_heads} key/value heads, mlp {model.mlp}, {model.norm}"
+    )
+
+
+def _switches(trainer: Trainer) -> list[tuple[str, str]]:
+    """What is on, what is off, and why."""
+    config, layout = trainer.config, trainer.layout
+    buckets = len(trainer.built.buckets.buckets)
+    clip, faults = config.optim.clip, config.faults
+    return [
+        (
+            "gradients",
+            f"{buckets} bucket(s) summed over dp during backward, once a step"
+            if layout.dp > 1
+            else "no sum over dp: one replica",
+        ),
+        (
+            "vocabulary",
+            f"embedding, head and loss split over tp {layout.tp}"
+            if layout.tp > 1
+            else "whole on every rank: tp is 1",
+        ),
+        (
+            "schedule",
+            f"1F1B, {layout.pp} stages"
+            if layout.pp > 1
+            else "forward then backward of each microbatch: one stage",
+        ),
+        ("clipping", f"global norm {clip:g}" if clip else "off: optim.clip=0"),
+        (
+            "precision",
+            "bfloat16 products, float32 weights and sums"
+            if config.train.dtype == "bfloat16"
+            else f"{config.train.dtype} throughout, no autocast",
+        ),
+        (
+            "fault",
+            "none"
+            if faults.kind == "none"
+            else f"{faults.kind} on rank {faults.rank} from step {faults.step}, on purpose",
+        ),
+    ]
+
+
+def _span(ends: list[str]) -> str:
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

@@ -1,0 +1,170 @@
+"""What a run may be told: frozen sections, a docstring under every field, defaults that work.
+
+In: nothing; `settings.py` fills these from a TOML file and `section.key=value` arguments.
+Out: `Config`, which every other file reads and none changes.
+No torch here: a wrong configuration must be refused before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+VOCABULARY = 256
+"""The vocabulary is bytes: no tokenizer to ship, to match, or to get wrong."""
+
+AXES = ("pp", "dp", "tp")
+"""Axes of the mesh that this trainer knows."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot work; `problems` holds one line for each reason."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The decoder-only transformer."""
+
+    layers: int = 4
+    """Blocks of attention and MLP."""
+    width: int = 128
+    """Size of the residual stream."""
+    heads: int = 8
+    """Query heads; must divide width."""
+    kv_heads: int = 4
+    """Key and value heads; each serves heads / kv_heads query heads (GQA)."""
+    mlp: int = 384
+    """Hidden size of the SwiGLU MLP."""
+    norm: str = field(default="rmsnorm", metadata={"choices": ("rmsnorm", "layernorm")})
+    """Normalisation before attention, before the MLP and before the head."""
+    norm_eps: float = 1e-5
+    """Added to the variance inside the norm."""
+    rope_base: float = 10000.0
+    """Base of the rotary frequencies (Su et al. 2021, arXiv:2104.09864)."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The text."""
+
+    path: str = ""
+    """A file, or a folder whose text files are read; empty: the standard library's sources."""
+    suffixes: tuple[str, ...] = (".py", ".txt", ".md", ".rst")
+    """Endings of the files that are read when `path` is a folder."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The batch, the length and the arithmetic of a run."""
+
+    steps: int = 40
+    """Optimizer steps."""
+    global_batch: int = 16
+    """Samples a step over all ranks; must be a multiple of dp × microbatch."""
+    microbatch: int = 2
+    """Samples that pass through the model at once on one rank."""
+    sequence: int = 128
+    """Bytes a sample."""
+    seed: int = 0
+    """Fixes the initial weights and the order of samples."""
+    device: str = field(default="auto", metadata={"choices": ("auto", "cpu", "cuda")})
+    """auto: CUDA with NCCL where there is CUDA, else CPU with gloo."""
+    dtype: str = field(default="float32", metadata={"choices": ("float64", "float32", "bfloat16")})
+    """bfloat16: matrix products only; weights, reductions and optimizer stay float32."""
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many ranks share what."""
+
+    dp: int = 0
+    """Replicas of the model; 0: what tp and pp leave of the world."""
+    tp: int = 1
+    """Ranks that share every layer's matrices."""
+    pp: int = 1
+    """Stages that the layers are cut into."""
+    bucket: int = 1 << 20
+    """Bytes of gradients that one dp all-reduce carries (at least one parameter)."""
+    timeout: float = 600.0
+    """Seconds after which the backend gives up on a collective."""
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How ranks are laid out."""
+
+    order: tuple[str, ...] = AXES
+    """Axes from outermost to innermost; the last one's ranks are neighbours."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), warm-up and cosine."""
+
+    lr: float = 3e-3
+    """Peak learning rate."""
+    lr_final: float = 0.1
+    """Learning rate at the end of the cosine, as a share of the peak."""
+    warmup: int = 5
+    """Steps of linear warm-up."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices; vectors (norms) are not decayed."""
+    clip: float = 1.0
+    """Largest global gradient norm; 0: no clipping."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is printed."""
+
+    every: int = 5
+    """Steps between progress lines; the first and the last step always have one."""
+
+
+@dataclass(frozen=True)
+class FaultConfig:
+    """One fault on purpose, so that a diagnosis can be checked against the truth."""
+
+    kind: str = field(
+        default="none",
+        metadata={
+            "choices": (
+                "none",
+                "rank-dies",
+                "rank-stalls",
+                "collective-mismatch",
+                "straggler",
+                "oom",
+            )
+        },
+    )
+    """What goes wrong."""
+    rank: int = 0
+    """Global rank on which it goes wrong."""
+    step: int = 0
+    """Step (from 0) at which it goes wrong; a straggler stays slow from there on."""
+    seconds: float = 0.0
+    """Length of a stall, or extra time a forward or backward; 0: the fault's own default."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    mesh: MeshConfig = MeshConfig()
+    optim: OptimConfig = OptimConfig()
+    log: LogConfig = LogConfig()
+    faults: FaultConfig = FaultConfig()

@@ -1,0 +1,172 @@
+"""Which parallel layouts a model, a batch and a world allow; arithmetic only, no torch.
+
+In: a Config and a world size. Out: the Layout with dp filled in, every reason why it cannot work,
+and the nearest layouts that can. Every check names the flag that changes it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer.config import AXES, VOCABULARY
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+_SHOWN = 3
+"""Nearest layouts that an error names: enough to choose from, few enough to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of the axes."""
+
+    dp: int
+    tp: int
+    pp: int
+
+    def size(self, axis: str) -> int:
+        """Ranks along one axis."""
+        return {"dp": self.dp, "tp": self.tp, "pp": self.pp}[axis]
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.dp * self.tp * self.pp
+
+
+def resolve(config: Config, world: int) -> Layout:
+    """The layout asked for; dp=0 becomes what tp and pp leave of the world (0 if nothing fits)."""
+    parallel = config.parallel
+    dp = parallel.dp or world // (parallel.tp * parallel.pp)
+    return Layout(dp=dp, tp=parallel.tp, pp=parallel.pp)
+
+
+def microbatches(config: Config, layout: Layout) -> int:
+    """Microbatches that each rank runs in a step."""
+    return config.train.global_batch // (layout.dp * config.train.microbatch)
+
+
+def stage_layers(layers: int, stages: int) -> list[range]:
+    """Layers of each stage, as even as can be; where they do not divide, early stages are shorter.
+
+    The last stage has the head and the loss and the first only a lookup, yet 1F1B keeps the most
+    activations alive in the first: a layer less there saves memory where it is scarcest.
+    """
+    bounds = [layers * stage // stages for stage in range(stages + 1)]
+    return [range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+
+
+def problems(config: Config, world: int) -> list[str]:
+    """Every reason why this layout cannot work, and the nearest ones that can."""
+    layout = resolve(config, world)
+    found = [*_model_problems(config), *_layout_problems(config, layout, world)]
+    if len(found) > len(_model_problems(config)):
+        found.append(_nearest_line(config, layout, world))
+    if sorted(config.mesh.order) != sorted(AXES):
+        found.append(
+            f"mesh.order={','.join(config.mesh.order)} must name each of {', '.join(AXES)} once "
+            f"(mesh.order={','.join(AXES)})"
+        )
+    return found
+
+
+def legal(config: Config, world: int) -> list[Layout]:
+    """Every layout that this model, batch and world allow."""
+    layouts = [
+        Layout(dp=world // (tp * pp), tp=tp, pp=pp)
+        for tp in _divisors(world)
+        for pp in _divisors(world // tp)
+    ]
+    return [one for one in layouts if not _layout_problems(config, one, world)]
+
+
+def _model_problems(config: Config) -> list[str]:
+    model = config.model
+    found = []
+    if model.width % model.heads:
+        found.append(
+            f"model.width={model.width} is not a multiple of model.heads={model.heads} "
+            f"(model.heads={_nearest(_divisors(model.width), model.heads)})"
+        )
+    elif model.width // model.heads % 2:
+        found.append(
+            f"a head is {model.width // model.heads} wide, rotary positions turn pairs: "
+            f"it must be even (model.width={model.width + model.heads})"
+        )
+    if model.heads % model.kv_heads:
+        found.append(
+            f"model.kv_heads={model.kv_heads} does not divide model.heads={model.heads} "
+            f"(model.kv_heads={_nearest(_divisors(model.heads), model.kv_heads)})"
+        )
+    return found
+
+
+def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
+    model, train = config.model, config.train
+    found = []
+    if layout.world != world:
+        found.append(
+            f"dp × tp × pp = {layout.dp} × {layout.tp} × {layout.pp} = {layout.world}, but there "
+            f"are {world} ranks (parallel.dp, parallel.tp, parallel.pp or --nproc-per-node)"
+        )
+    if layout.tp > model.kv_heads:
+        found.append(
+            f"parallel.tp={layout.tp} exceeds model.kv_heads={model.kv_heads}: each tp rank needs "
+            f"a whole key/value head (parallel.tp={model.kv_heads} or model.kv_heads={layout.tp})"
+        )
+    shared = (
+        ("model.heads", model.heads),
+        ("model.kv_heads", model.kv_heads),
+        ("model.mlp", model.mlp),
+        ("the vocabulary", VOCABULARY),
+    )
+    common = math.gcd(*(size for _, size in shared))
+    bad = [f"{name}={size}" for name, size in shared if size % layout.tp]
+    if bad and layout.tp <= model.kv_heads:
+        found.append(
+            f"parallel.tp={layout.tp} does not divide {', '.join(bad)} "
+            f"(parallel.tp={_nearest(_divisors(common), layout.tp)})"
+        )
+    if layout.pp > model.layers:
+        found.append(
+            f"parallel.pp={layout.pp} stages exceed model.layers={model.layers} "
+            f"(parallel.pp={model.layers} or model.layers={layout.pp})"
+        )
+    piece = layout.dp * train.microbatch
+    if piece and train.global_batch % piece:
+        whole = max(1, round(train.global_batch / piece)) * piece
+        found.append(
+            f"train.global_batch={train.global_batch} is not a multiple of dp × train.microbatch = "
+            f"{layout.dp} × {train.microbatch} (train.global_batch={whole})"
+        )
+    return found
+
+
+def _nearest_line(config: Config, asked: Layout, world: int) -> str:
+    def distance(one: Layout) -> tuple[float, int]:
+        steps = sum(
+            abs(math.log2(max(1, one.size(axis)) / max(1, asked.size(axis)))) for axis in AXES
+        )
+        return steps, -one.dp
+
+    fitting = sorted(legal(config, world), key=distance)
+    if not fitting:
+        return (
+            f"no layout of {world} ranks fits this model and batch; change train.global_batch, "
+            f"model.kv_heads, model.layers or --nproc-per-node"
+        )
+    shown = "; ".join(
+        f"parallel.tp={one.tp} parallel.pp={one.pp} (dp={one.dp})" for one in fitting[:_SHOWN]
+    )
+    return f"nearest layouts that fit {world} ranks: {shown}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _nearest(choices: list[int], wanted: int) -> int:
+    return min(choices, key=lambda one: abs(one - wanted))

@@ -1,0 +1,145 @@
+"""The training loop: data, forward and backward, one reduction, one optimizer step.
+
+In: Config and the default process group. Out: `StepResult` for each step, the same on every rank.
+The loss is the sum over all valid tokens of the global batch divided by their number, once: no
+layout changes a factor anywhere. What the loop does is told to `collectors.annotate`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from collectors import annotate
+from trainer import mesh as mesh_file
+from trainer import optim
+from trainer.build import build
+from trainer.data import Loader, Microbatch, open_corpus
+from trainer.layout import resolve
+from trainer.model import IGNORE
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step came to, over all ranks."""
+
+    step: int
+    loss: float
+    """Nats a byte, before the update."""
+    grad_norm: float
+    """Global norm before clipping."""
+    lr: float
+    tokens: int
+    """Valid tokens of the global batch."""
+    seconds: float
+    """Of this rank's clock."""
+    memory: tuple[int, ...]
+    """Bytes that each rank holds: resident on CPU, the allocator's peak on CUDA."""
+
+
+class Trainer:
+    """One rank of a run."""
+
+    def __init__(self, config: Config, world: int, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.layout = resolve(config, world)
+        self.mesh = mesh_file.build(self.layout, config.mesh.order, device)
+        corpus = open_corpus(config.data, config.train.sequence + 1)
+        self.loader = Loader(
+            corpus,
+            sequence=config.train.sequence,
+            global_batch=config.train.global_batch,
+            microbatch=config.train.microbatch,
+            seed=config.train.seed,
+        )
+        self.built = build(config, self.layout, self.mesh, device)
+        self.optimizer = optim.adamw(self.built.parameters, config.optim)
+
+    def step(self, number: int) -> StepResult:
+        """Run optimizer step `number`."""
+        with annotate.step(number):
+            began = time.perf_counter()
+            batches = self._load(number)
+            tokens = self._count(batches)
+            self.built.buckets.start()
+            own_loss = self.built.pipeline.run(batches, tokens)
+            with annotate.phase("communication"):
+                self.built.buckets.finish()
+            loss, norm, memory = self._over_world(own_loss, tokens)
+            lr = optim.learning_rate(number, self.config.train.steps, self.config.optim)
+            self._update(norm, lr)
+            result = StepResult(
+                step=number,
+                loss=loss.item(),
+                grad_norm=norm.item(),
+                lr=lr,
+                tokens=int(tokens.item()),
+                seconds=time.perf_counter() - began,
+                memory=tuple(int(one) for one in memory.tolist()),
+            )
+            annotate.numbers(
+                loss=result.loss, grad_norm=result.grad_norm, tokens=float(result.tokens)
+            )
+        return result
+
+    def _load(self, number: int) -> list[Microbatch]:
+        dp = self.mesh["dp"]
+        with annotate.phase("data"):
+            self.built.fault.begin(number, self.loader)
+            batches = self.loader.load(number, dp.index, dp.size)
+        if self.device.type == "cpu":
+            return batches
+        with annotate.phase("h2d"):
+            return [batch.to(self.device) for batch in batches]
+
+    def _count(self, batches: list[Microbatch]) -> torch.Tensor:
+        """Valid tokens of the global batch, which every rank divides its loss by."""
+        valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
+        tokens = valid.double()
+        with annotate.phase("communication"):
+            self.mesh["dp"].all_reduce(tokens)
+        return tokens
+
+    def _over_world(
+        self, own_loss: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Loss, gradient norm and each rank's memory, in one sum over the world.
+
+        Each rank adds only what no other does: its dp share of the loss (the last stage's, once a
+        tp group), its own part of the squared norm, and its memory in its own place.
+        """
+        counts_loss = self.mesh["tp"].index == 0
+        square = optim.own_square(self.built.parameters, self.built.sharded, self.mesh)
+        values = torch.zeros(2 + self.mesh.world, dtype=torch.float64, device=self.device)
+        values[0] = own_loss if counts_loss else 0.0
+        values[1] = square
+        values[2 + self.mesh.rank] = held_memory(self.device)
+        values = self.built.fault.reduced(values)
+        with annotate.phase("communication"):
+            self.mesh.sum_over_world(values)
+        return values[0] / tokens, values[1].sqrt(), values[2 : 2 + self.mesh.world]
+
+    def _update(self, norm: torch.Tensor, lr: float) -> None:
+        with annotate.phase("optimizer"):
+            optim.clip(self.built.parameters, norm, self.config.optim.clip)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+
+
+def held_memory(device: torch.device) -> int:
+    """Bytes: resident set of this process on CPU (proc_pid_statm(5)), allocator's peak on CUDA."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (each step: no Path)
+        return int(file.read().split()[1]) * _PAGE
+
+
+_PAGE = 4096

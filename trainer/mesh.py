@@ -1,0 +1,135 @@
+"""The ranks as a grid: one process group an axis, and the sums that run on them.
+
+In: a Layout, the axis order and the default process group (none in a run of one process).
+Out: `Mesh`, whose axes know their size, this rank's index and their group; an axis of size 1 has
+no group and its collectives do nothing, so that callers never ask which axes are on.
+
+    order pp,dp,tp and pp=2 dp=1 tp=2:      pp0: [0 1]   pp1: [2 3]     tp groups are the rows
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from collectors import annotate
+from trainer.config import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer.layout import Layout
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis as this rank sees it."""
+
+    name: str
+    size: int
+    index: int
+    """This rank's coordinate on the axis."""
+    ranks: tuple[int, ...]
+    """Global ranks of this rank's group, by index."""
+    group: dist.ProcessGroup | None
+    """None where size is 1."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType | None = None) -> None:
+        """Reduce in place over the axis (sum unless told); returns when the value may be used."""
+        if self.group is not None:
+            dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, group=self.group)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """All axes, and this rank's place among them."""
+
+    axes: Mapping[str, Axis]
+    """By name, outermost first."""
+    rank: int
+    world: int
+
+    def __getitem__(self, name: str) -> Axis:
+        return self.axes[name]
+
+    def sum_over_world(self, tensor: torch.Tensor) -> None:
+        """Sum in place over all ranks, on the default group."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+
+    def owns(self, sharded_over: frozenset[str]) -> bool:
+        """Whether this rank is the one that counts a value which other ranks may hold too.
+
+        A value is replicated over every axis that it isn't sharded over; index 0 counts it. Stages
+        of pp hold different values, so pp never replicates.
+        """
+        return all(
+            axis.index == 0
+            for axis in self.axes.values()
+            if axis.name != "pp" and axis.name not in sharded_over
+        )
+
+    def describe(self) -> str:
+        """`pp2 x dp1 x tp2`: sizes in mesh order, outermost first."""
+        return " x ".join(f"{axis.name}{axis.size}" for axis in self.axes.values())
+
+
+def build(layout: Layout, order: tuple[str, ...], device: torch.device) -> Mesh:
+    """The mesh over the default process group; tells whoever watches what its groups are."""
+    if layout.world == 1:
+        axes = {name: Axis(name, 1, 0, (0,), None) for name in order}
+        return Mesh(axes=axes, rank=0, world=1)
+    grid = init_device_mesh(
+        device.type, tuple(layout.size(name) for name in order), mesh_dim_names=order
+    )
+    axes = {}
+    for name in order:
+        group = grid.get_group(name)
+        ranks = tuple(dist.get_process_group_ranks(group))
+        on = len(ranks) > 1
+        axes[name] = Axis(name, len(ranks), grid.get_local_rank(name), ranks, group if on else None)
+        if on:
+            annotate.group(group.group_name, name)
+    annotate.mesh({name: axis.index for name, axis in axes.items()}, order)
+    return Mesh(axes=axes, rank=dist.get_rank(), world=layout.world)
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device of this rank; ConfigError when CUDA is asked for and absent, or too few GPUs."""
+    cuda = torch.cuda.is_available()
+    if wanted == "cpu" or (wanted == "auto" and not cuda):
+        return torch.device("cpu")
+    if not cuda:
+        raise ConfigError(["train.device=cuda, but torch sees no CUDA device (train.device=cpu)"])
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise ConfigError(
+            [
+                f"local rank {local} has no GPU of its own: this node has "
+                f"{torch.cuda.device_count()} (--nproc-per-node, or train.device=cpu)"
+            ]
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def join(world: int, device: torch.device, timeout: float) -> None:
+    """Enter the default process group that the launcher described; alone, there is none."""
+    if world > 1:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=timeout),
+            device_id=device if device.type == "cuda" else None,
+        )
+
+
+def leave() -> None:
+    """Leave the default process group after a run that ended well."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""AdamW, its learning rate, and clipping by the true global norm.
+
+In: this rank's parameters and gradients, and which axes each is sharded over.
+Out: one step. The norm is that of the whole gradient, as one process would see it: every element
+of every parameter is counted by exactly one rank, whatever is split or replicated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer.config import OptimConfig
+    from trainer.mesh import Mesh
+
+
+def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+    """Matrices decay, vectors (norms) do not."""
+    matrices = [p for p in parameters.values() if p.dim() > 1]
+    vectors = [p for p in parameters.values() if p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        foreach=True,
+    )
+
+
+def learning_rate(step: int, steps: int, config: OptimConfig) -> float:
+    """Linear warm-up to the peak, then a cosine to lr_final × peak at the last step."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    rest = max(1, steps - 1 - config.warmup)
+    progress = min(1.0, (step - config.warmup) / rest)
+    share = config.lr_final + (1 - config.lr_final) * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * share
+
+
+def own_square(
+    parameters: Mapping[str, nn.Parameter], sharded: Mapping[str, frozenset[str]], mesh: Mesh
+) -> Tensor:
+    """This rank's part of the squared norm of the gradient, float64; the world's sum is the whole.
+
+    `sharded` names the axes over which each parameter is split; over all others it is replicated
+    and only the ranks that own it count it.
+    """
+    counted = [
+        p.grad
+        for path, p in parameters.items()
+        if p.grad is not None and mesh.owns(sharded.get(path, frozenset()))
+    ]
+    device = next(iter(parameters.values())).device
+    if not counted:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return nn.utils.get_total_norm(counted).double().square()
+
+
+def clip(parameters: Mapping[str, nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scale every gradient by min(1, limit / norm); limit 0 leaves them as they are."""
+    if limit > 0:
+        factor = (limit / norm).clamp(max=1.0)
+        for p in parameters.values():
+            if p.grad is not None:
+                p.grad.mul_(factor.to(p.grad.dtype))
