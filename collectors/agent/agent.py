@@ -37,6 +37,7 @@ class Agent:
         meta["device"] = "cuda" if cuda else "cpu"
         meta["group_hooks"] = torch_compat.has_group_hooks(torch)
         self.directory = directory
+        self.device = meta["device"]
         self.writer = Writer(directory, meta)
         timer = None
         if cuda:

@@ -4,8 +4,9 @@ Each operation is one record, written when the host issues it (so that what neve
 completed when the backend says so. `seq` counts within a group, in the order of issue, which all
 members share; point-to-point operations count within (group, direction, peer), so that the k-th
 send from a to b is the k-th receive of b from a.
-Completion: gloo calls back through the work's future; CUDA backends are asked by a side thread,
-since their futures are "done" as soon as the operation is enqueued. It never waits, never syncs.
+Completion: where Python waits at once (async_op=False) that wait tells; else gloo calls back
+through the work's future, and CUDA backends are asked by a side thread, since their futures are
+"done" as soon as the operation is enqueued. It never waits, never syncs.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class _Group:
         self.seq = 0
         self.counts: dict[tuple[str, int], int] = {}
         self.inflight: dict[int, tuple[int, bool, bool]] = {}
+        """op_id -> (slot, whether its wait tells of its end, whether it runs on a device)."""
 
 
 class Ledger:
@@ -152,15 +154,16 @@ class Ledger:
             peer=peer,
         )
 
-    def issued(self, slot: int, work: Any, *, p2p: bool, device: bool) -> None:
-        """The backend accepted it: arrange to learn of its completion."""
+    def issued(self, slot: int, work: Any, *, waited: bool, device: bool) -> None:
+        """The backend accepted it: arrange to learn of its completion. `waited`: the program's
+        own wait() will tell."""
         if work is None:
             self._writer.finish(slot, now())
             return
-        self._waiting[id(work)] = (slot, work, p2p)
+        self._waiting[id(work)] = (slot, work, waited and not device)
         if device:
             self._ask_later(slot, work)
-        elif not p2p:  # gloo's send and receive have no future: their wait() tells
+        elif not waited:
             work.get_future().add_done_callback(lambda future: self._done(slot, work, future))
         if len(self._waiting) > _MOST_PENDING:
             self._waiting.pop(next(iter(self._waiting)), None)
@@ -177,7 +180,8 @@ class Ledger:
             first = inputs or outputs
             one.inflight[args.op_id] = (
                 self.begin(one, op, inputs, outputs, args.root),
-                op in ("send", "recv"),
+                # gloo's send and receive have no future: whoever issues them has to wait.
+                not args.async_op or op in ("send", "recv"),
                 bool(first) and first[0].is_cuda,
             )
         except Exception as why:  # noqa: BLE001  never into the job
@@ -188,7 +192,7 @@ class Ledger:
         if known is None or self._recorder.off:
             return
         try:
-            self.issued(known[0], args.work, p2p=known[1], device=known[2])
+            self.issued(known[0], args.work, waited=known[1], device=known[2])
         except Exception as why:  # noqa: BLE001  never into the job
             self._fail(why)
 
@@ -212,7 +216,7 @@ class Ledger:
         known = self._waiting.pop(id(work), None)
         if known is None or self._recorder.off:
             return wait()
-        slot, _work, p2p = known
+        slot, _work, ends = known
         start = now()
         try:
             result = wait()
@@ -220,14 +224,11 @@ class Ledger:
             self._writer.finish(slot, now(), flight.FAILED, now() - start)
             raise
         end = now()
-        if p2p and not self._is_pending(slot):
+        if ends:
             self._writer.finish(slot, end, flight.DONE, end - start)
         else:
             self._writer.waited(slot, end - start)
         return result
-
-    def _is_pending(self, slot: int) -> bool:
-        return any(one == slot for one, _ in self._pending)
 
     def _ask_later(self, slot: int, work: Any) -> None:
         if len(self._pending) < _MOST_PENDING:

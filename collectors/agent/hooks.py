@@ -74,10 +74,10 @@ def _begin(
     return agent.ledger.begin(one, op, inputs, outputs, root)
 
 
-def _issued(current: Callable[[], Agent | None], _group: Any, slot: int, work: Any) -> None:
+def _issued(current: Callable[[], Agent | None], slot: int, work: Any, waited: bool) -> None:
     agent = current()
     if agent is not None and slot >= 0:
-        agent.ledger.issued(slot, work, p2p=False, device=False)
+        agent.ledger.issued(slot, work, waited=waited, device=agent.device != "cpu")
 
 
 def _spawned_failed(current: Callable[[], Agent | None], error: BaseException) -> None:

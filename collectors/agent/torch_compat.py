@@ -91,11 +91,12 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def wrap_methods(
-    torch: Any, begin: Callable[..., int], issued: Callable[[Any, int, Any], None]
+    torch: Any, begin: Callable[..., int], issued: Callable[[int, Any, bool], None]
 ) -> None:
     """For torch without group hooks: see what Python code asks of any group.
 
-    `begin(group, op, inputs, outputs, root)` returns a slot, `issued(group, slot, work)` follows.
+    `begin(group, op, inputs, outputs, root)` returns a slot; `issued(slot, work, waited)` follows,
+    with whether the caller will wait for the work at once.
     """
     kind = torch.distributed.ProcessGroup
 
@@ -112,7 +113,9 @@ def wrap_methods(
             root = args[1] if op in ("send", "recv") and len(args) > 1 else -1
             slot = begin(self, op, inputs, outputs, root)
             work = method(self, *args, **kw)
-            issued(self, slot, work)
+            options = kw.get("opts", args[-1] if args else None)
+            waited = op in ("send", "recv") or not getattr(options, "asyncOp", True)
+            issued(slot, work, waited)
             return work
 
         setattr(kind, name, call)
