@@ -1,6 +1,6 @@
 """`python -m trainer` (one process) or `torchrun --nproc-per-node N -m trainer` (N ranks).
 
-In: `--config FILE` and `section.key=value` arguments. Out: a banner and progress on rank 0's stdout.
+In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout.
 Exit 0 after the last step, 2 with one line a problem when the configuration cannot work; torch is
 imported only once the configuration is sound. A failure in training is left to be seen as it is.
 """
@@ -17,6 +17,7 @@ from trainer.settings import load, usage
 
 if TYPE_CHECKING:
     from trainer.config import Config
+    from trainer.loop import StepResult
 
 
 def main() -> int:
@@ -52,7 +53,7 @@ def _train(config: Config, rank: int, world: int) -> None:
     trainer.mesh.sum_over_world(parameters)
     _say(banner.banner(trainer, parameters.tolist()), rank)
     began = time.perf_counter()
-    results = []
+    results: list[StepResult] = []
     for number in range(config.train.steps):
         result = trainer.step(number)
         results = [*results[:1], result]

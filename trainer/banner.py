@@ -29,13 +29,15 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
     rows = [
         ("mesh", f"{mesh.describe()}, {mesh.world} rank(s)"),
         *((f"  {axis.name} groups", _groups(trainer, axis.name)) for axis in mesh.axes.values()),
-        ("model", f"{_model(trainer)}"),
+        ("model", _model(trainer)),
         ("parameters", f"{trainer.built.whole:,} in all, {held} a rank"),
         (
             "batch",
-            f"{train.global_batch} samples of {train.sequence} bytes = "
-            f"{train.global_batch * train.sequence:,} tokens a step, "
-            f"{count} microbatch(es) of {train.microbatch} a rank",
+            (
+                f"{train.global_batch} samples of {train.sequence} bytes = "
+                f"{train.global_batch * train.sequence:,} tokens a step, "
+                f"{count} microbatch(es) of {train.microbatch} a rank"
+            ),
         ),
         ("data", f"{source}: {corpus.size:,} bytes in {len(corpus.shards):,} files"),
         ("device", f"{trainer.device.type}, {train.dtype}, backend {backend}"),

@@ -63,7 +63,7 @@ class TrainConfig:
     steps: int = 40
     """Optimizer steps."""
     global_batch: int = 16
-    """Samples a step over all ranks; must be a multiple of dp × microbatch."""
+    """Samples a step over all ranks; must be a multiple of dp x microbatch."""
     microbatch: int = 2
     """Samples that pass through the model at once on one rank."""
     sequence: int = 128

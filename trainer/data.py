@@ -86,7 +86,7 @@ class Loader:
         """Where a shard really lies: the seam for a cache, a mirror, or a fault."""
 
     def load(self, step: int, dp_index: int, dp_size: int) -> list[Microbatch]:
-        """This rank's microbatches of `step`; over all dp ranks they are the global batch, in order.
+        """This rank's microbatches of `step`; those of all dp ranks are the global batch, in order.
 
         Raises OSError when a file has shrunk or gone since the start.
         """
@@ -150,9 +150,11 @@ def open_corpus(config: DataConfig, least: int) -> Corpus:
     if corpus.size < least:
         raise ConfigError(
             [
-                f"data.path={root} holds {corpus.size} bytes in {len(filled)} files ending in "
-                f"{', '.join(config.suffixes)}; one sample needs {least} "
-                f"(data.path, data.suffixes, train.sequence)"
+                (
+                    f"data.path={root} holds {corpus.size} bytes in {len(filled)} files ending in "
+                    f"{', '.join(config.suffixes)}; one sample needs {least} "
+                    f"(data.path, data.suffixes, train.sequence)"
+                )
             ]
         )
     return corpus

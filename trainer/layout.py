@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainer.config import AXES, VOCABULARY
@@ -56,7 +57,7 @@ def stage_layers(layers: int, stages: int) -> list[range]:
     activations alive in the first: a layer less there saves memory where it is scarcest.
     """
     bounds = [layers * stage // stages for stage in range(stages + 1)]
-    return [range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
 def problems(config: Config, world: int) -> list[str]:
@@ -109,7 +110,7 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
     found = []
     if layout.world != world:
         found.append(
-            f"dp × tp × pp = {layout.dp} × {layout.tp} × {layout.pp} = {layout.world}, but there "
+            f"dp x tp x pp = {layout.dp} x {layout.tp} x {layout.pp} = {layout.world}, but there "
             f"are {world} ranks (parallel.dp, parallel.tp, parallel.pp or --nproc-per-node)"
         )
     if layout.tp > model.kv_heads:
@@ -139,8 +140,8 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
     if piece and train.global_batch % piece:
         whole = max(1, round(train.global_batch / piece)) * piece
         found.append(
-            f"train.global_batch={train.global_batch} is not a multiple of dp × train.microbatch = "
-            f"{layout.dp} × {train.microbatch} (train.global_batch={whole})"
+            f"train.global_batch={train.global_batch} is not a multiple of dp x train.microbatch = "
+            f"{layout.dp} x {train.microbatch} (train.global_batch={whole})"
         )
     return found
 

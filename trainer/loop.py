@@ -7,6 +7,7 @@ layout changes a factor anywhere. What the loop does is told to `collectors.anno
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -139,7 +140,5 @@ def held_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (each step: no Path)
-        return int(file.read().split()[1]) * _PAGE
+        return int(file.read().split()[1]) * resource.getpagesize()
 
-
-_PAGE = 4096

@@ -111,8 +111,10 @@ def pick_device(wanted: str) -> torch.device:
     if local >= torch.cuda.device_count():
         raise ConfigError(
             [
-                f"local rank {local} has no GPU of its own: this node has "
-                f"{torch.cuda.device_count()} (--nproc-per-node, or train.device=cpu)"
+                (
+                    f"local rank {local} has no GPU of its own: this node has "
+                    f"{torch.cuda.device_count()} (--nproc-per-node, or train.device=cpu)"
+                )
             ]
         )
     torch.cuda.set_device(local)

@@ -1,7 +1,7 @@
 """A decoder-only transformer: pre-norm, rotary positions, grouped-query attention, SwiGLU.
 
-It knows nothing of parallelism. What it offers instead: `chain()` lists its parts so that each takes
-what the one before returns, and attention infers its heads from the width of its projections.
+It knows nothing of parallelism. What it offers instead: `chain()` lists its parts so that each
+takes what the one before returns, and attention infers its heads from the width of its projections.
 `initial_value` gives the start of a parameter from its name alone, whoever holds whatever part.
 """
 
@@ -131,7 +131,7 @@ class NextByteLoss(nn.Module):
 def rotary_table(
     sequence: int, head: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position × frequency, each (sequence, head / 2); arXiv:2104.09864 eq. 15."""
+    """Cosine and sine of position x frequency, each (sequence, head / 2); arXiv:2104.09864."""
     pairs = torch.arange(0, head, 2, dtype=torch.float64)
     angles = torch.outer(torch.arange(sequence, dtype=torch.float64), base ** (-pairs / head))
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
@@ -148,7 +148,7 @@ def initial_value(path: str, shape: torch.Size, layers: int, seed: int) -> Tenso
     """The whole parameter `path` at the start, float32 on the CPU, from `seed` and its name alone.
 
     Norm weights are 1 and biases 0. Matrices that write into the residual stream are scaled by
-    1 / sqrt(2 × layers), so that the stream's spread does not grow with depth (Radford et al. 2019).
+    1 / sqrt(2 x layers), so that its spread does not grow with depth (Radford et al. 2019).
     """
     if len(shape) == 1:
         return torch.zeros(shape) if path.endswith("bias") else torch.ones(shape)

@@ -38,7 +38,7 @@ def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> torch.
 
 
 def learning_rate(step: int, steps: int, config: OptimConfig) -> float:
-    """Linear warm-up to the peak, then a cosine to lr_final × peak at the last step."""
+    """Linear warm-up to the peak, then a cosine to lr_final x peak at the last step."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     rest = max(1, steps - 1 - config.warmup)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import math
 import tomllib
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,7 +21,7 @@ from trainer import config as config_file
 from trainer.config import Config, ConfigError
 from trainer.layout import problems as layout_problems
 
-_SECTIONS = {field.name: type(field.default) for field in fields(Config)}
+_SECTIONS: dict[str, Any] = {field.name: type(field.default) for field in fields(Config)}
 _ZERO_IS_FINE = {
     "parallel.dp",
     "optim.warmup",
@@ -175,7 +177,7 @@ def _range_problems(config: Config, world: int) -> list[str]:
             value = getattr(getattr(config, section), field.name)
             if not isinstance(value, int | float):
                 continue
-            if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 (NaN)
+            if not math.isfinite(value):
                 found.append(f"{key}={value} must be a finite number")
             elif value < 0 or (value == 0 and key not in _ZERO_IS_FINE):
                 least = "0 or more" if key in _ZERO_IS_FINE else "more than 0"
@@ -205,7 +207,7 @@ def _docstrings(owner: type) -> dict[str, str]:
         n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == owner.__name__
     )
     texts = {}
-    for here, below in zip(body, body[1:], strict=False):
+    for here, below in pairwise(body):
         if (
             isinstance(here, ast.AnnAssign)
             and isinstance(here.target, ast.Name)
@@ -213,5 +215,4 @@ def _docstrings(owner: type) -> dict[str, str]:
             and isinstance(below.value, ast.Constant)
         ):
             texts[here.target.id] = str(below.value.value)
-    assert is_dataclass(owner)
     return texts

@@ -11,6 +11,7 @@ further factor depends on the layout. One all-reduce a bucket and step, none a m
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,7 +60,8 @@ class GradientBuckets:
         self._next = 0
         for bucket in self.buckets:
             for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(self._arrival(bucket))
+                hook = partial(self._arrived, bucket)
+                p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch
 
     def start(self) -> None:
         """Begin a step: gradients are zero."""
@@ -74,10 +76,7 @@ class GradientBuckets:
             if bucket.work is not None:
                 bucket.work.wait()
 
-    def _arrival(self, bucket: _Bucket) -> _Arrival:
-        return _Arrival(self, bucket)
-
-    def arrived(self, bucket: _Bucket) -> None:
+    def _arrived(self, bucket: _Bucket, _parameter: Tensor) -> None:
         """One gradient of `bucket` was added; buckets leave in order, the same on every rank."""
         bucket.missing -= 1
         ready = self._next
@@ -90,17 +89,6 @@ class GradientBuckets:
             if self.axis.group is not None:
                 bucket.work = dist.all_reduce(bucket.flat, group=self.axis.group, async_op=True)
         self._next = until
-
-
-class _Arrival:
-    """The hook of one parameter; torch calls it after each gradient that it adds."""
-
-    def __init__(self, buckets: GradientBuckets, bucket: _Bucket) -> None:
-        self.buckets = buckets
-        self.bucket = bucket
-
-    def __call__(self, _parameter: Tensor) -> None:
-        self.buckets.arrived(self.bucket)
 
 
 def _pack(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

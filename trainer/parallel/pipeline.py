@@ -66,7 +66,7 @@ class Pipeline:
         self.last = axis.index == axis.size - 1
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
-        self.width = model.width
+        self.width: int = model.width
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
@@ -105,7 +105,7 @@ class Pipeline:
             if not self.last:
                 self._outputs[index] = out
                 return torch.zeros((), dtype=torch.float64, device=self.device)
-            summed = self.loss(out, batch.targets)
+            summed: Tensor = self.loss(out, batch.targets)
         self._outputs[index] = summed / tokens
         return summed.detach().double()
 
@@ -148,7 +148,8 @@ class Pipeline:
             return self._outputs[index].detach().contiguous()
         if action.kind is Kind.SEND_GRADIENT:
             gradient = self._inputs.pop(index).grad
-            assert gradient is not None
+            if gradient is None:
+                raise RuntimeError(f"{action} of stage {action.stage} before its backward")
             return gradient.contiguous()
         shape = (*microbatches[index].inputs.shape, self.width)
         return torch.empty(shape, dtype=self.dtype, device=self.device)

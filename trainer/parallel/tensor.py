@@ -38,7 +38,7 @@ class _CopyIn(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # (torch declares *grads)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         total = grad.clone(memory_format=torch.contiguous_format)
         ctx.axis.all_reduce(total)
         return total, None
@@ -54,7 +54,7 @@ class _SumOut(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
         return grad, None
 
 
@@ -77,7 +77,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         return ((sums[0].log() - sums[1]) * valid).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]  # (torch declares *grads)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         share, local, mine, valid = ctx.saved_tensors
         slope = share.scatter_add(-1, local[:, None], -mine[:, None].to(share.dtype))
         return slope * (valid[:, None] * grad), None, None
@@ -135,10 +135,9 @@ def entry(module: nn.Module, axis: Axis) -> dict[str, int]:
 
 def vocabulary(module: nn.Module, axis: Axis) -> dict[str, int]:
     """Split an embedding's rows."""
-    assert isinstance(module, nn.Embedding)
     _shrink(module, "weight", 0, axis)
     module.__class__ = VocabularyParallelEmbedding
-    module.axis = axis  # type: ignore[assignment]  # (set on the class that it has become)
+    module.axis = axis  # type: ignore[assignment]  # torch types attributes as tensors or modules
     return {"weight": 0}
 
 

@@ -1,0 +1,83 @@
+"""Bugs that parallel trainers really have had, planted on demand into ours.
+
+A test plants each and asks whether the comparison with one process notices.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import torch
+
+from trainer import optim
+from trainer.model import IGNORE
+
+if TYPE_CHECKING:
+    from trainer.data import Microbatch
+    from trainer.loop import Trainer
+
+
+def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
+    """The bug, for as long as the context is open."""
+    plant = {
+        "summed instead of averaged": _loss_by_local_tokens(1),
+        "loss by local tokens": _loss_by_local_tokens(trainer.mesh["dp"].size),
+        "clip by the local norm": _local_norm,
+        "norm counts replicas": _norm_counts_replicas,
+        "accumulation scaled twice": _scaled_twice,
+        "no sum at the entry": _no_entry_sum,
+    }[name]
+    return plant(trainer)
+
+
+def _loss_by_local_tokens(divisor: int):  # noqa: ANN202
+    """Each replica divides by its own tokens; then dp sums (divisor 1) or averages."""
+
+    def plant(trainer: Trainer) -> AbstractContextManager[object]:
+        def count(batches: list[Microbatch]) -> torch.Tensor:
+            valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
+            return valid.double() * divisor
+
+        return mock.patch.object(trainer, "_count", count)
+
+    return plant
+
+
+def _local_norm(trainer: Trainer) -> AbstractContextManager[object]:
+    """Each rank clips by the norm of what it holds; the norm that is shown stays true."""
+    real = optim.clip
+
+    def clip(parameters, norm, limit):  # noqa: ANN001, ANN202
+        own = torch.stack([p.grad.square().sum() for p in parameters.values()]).sum().sqrt()
+        real(parameters, own, limit)
+
+    return mock.patch.object(optim, "clip", clip)
+
+
+def _norm_counts_replicas(trainer: Trainer) -> AbstractContextManager[object]:
+    """Replicated parameters are counted once a rank instead of once."""
+    return mock.patch.object(type(trainer.mesh), "owns", lambda _mesh, _sharded: True)
+
+
+def _scaled_twice(trainer: Trainer) -> AbstractContextManager[object]:
+    """Gradients are divided by the number of microbatches although the loss already was."""
+    buckets = trainer.built.buckets
+    real = buckets.finish
+
+    def finish() -> None:
+        real()
+        for bucket in buckets.buckets:
+            bucket.flat.div_(buckets.passes)
+
+    return mock.patch.object(buckets, "finish", finish)
+
+
+def _no_entry_sum(trainer: Trainer) -> AbstractContextManager[object]:
+    """The backward sum before the column-parallel layers is missing."""
+    from trainer.parallel import tensor
+
+    return mock.patch.object(
+        tensor._CopyIn, "backward", staticmethod(lambda _ctx, grad: (grad, None))
+    )

@@ -1,0 +1,154 @@
+"""Every layout gives what one process gives, in float64; a wrong factor anywhere is seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.trainer.pool import STEPS, Case, Disagreement, Outcome, Pool, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.ranks
+
+RELATIVE = 1e-10
+SMALL = (
+    "train.dtype=float64",
+    "train.device=cpu",
+    f"train.steps={STEPS}",
+    "train.global_batch=8",
+    "train.microbatch=1",
+    "train.sequence=24",
+    "model.layers=4",
+    "model.width=32",
+    "model.heads=8",
+    "model.kv_heads=4",
+    "model.mlp=48",
+    "optim.warmup=1",
+    "optim.clip=0.5",
+    "parallel.bucket=20000",
+)
+LAYOUTS = {
+    "dp4": ("parallel.dp=4",),
+    "tp4": ("parallel.tp=4",),
+    "pp4": ("parallel.pp=4",),
+    "tp2 pp2": ("parallel.tp=2", "parallel.pp=2"),
+    "dp2 tp2": ("parallel.dp=2", "parallel.tp=2"),
+    "dp2 pp2": ("parallel.dp=2", "parallel.pp=2"),
+    "dp2 tp2, tp outermost": ("parallel.tp=2", "mesh.order=tp,dp,pp"),
+    "tp2 pp2, pp innermost": ("parallel.tp=2", "parallel.pp=2", "mesh.order=tp,dp,pp"),
+    "dp2 pp2, larger microbatches": ("parallel.pp=2", "train.microbatch=2"),
+    "dp4, no accumulation": ("parallel.dp=4", "train.microbatch=2"),
+    "pp4, fewer microbatches than stages": ("parallel.pp=4", "train.microbatch=4"),
+    "pp4, one bucket": ("parallel.pp=4", "parallel.bucket=100000000"),
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    ranks = Pool()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many short files: samples then differ in their number of valid tokens."""
+    folder = tmp_path_factory.mktemp("text")
+    random = np.random.default_rng(5)
+    for i in range(200):
+        words = random.integers(97, 123, size=int(random.integers(3, 40)), dtype=np.uint8)
+        (folder / f"{i:03}.txt").write_bytes(words.tobytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(text: Path) -> Outcome:
+    return whole(Case((*SMALL, f"data.path={text}")))
+
+
+def apart(ours: np.ndarray, true: np.ndarray) -> float:
+    """Largest difference, relative to the largest true value."""
+    return float(np.abs(ours - true).max() / max(np.abs(true).max(), 1e-300))
+
+
+def worst(ours: Outcome, true: Outcome) -> tuple[float, str]:
+    """The largest relative difference anywhere, and where."""
+    found = [
+        (apart(np.array(ours.losses), np.array(true.losses)), "loss"),
+        (apart(np.array(ours.norms), np.array(true.norms)), "grad norm"),
+    ]
+    for step in range(STEPS):
+        assert ours.gradients[step].keys() == true.gradients[step].keys()
+        found += [
+            (apart(ours.gradients[step][path], value), f"gradient of {path} at step {step}")
+            for path, value in true.gradients[step].items()
+        ]
+    found += [
+        (apart(ours.weights[path], value), f"weight {path}") for path, value in true.weights.items()
+    ]
+    return max(found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_equals_one_process(
+    layout: str, pool: Pool, text: Path, reference: Outcome
+) -> None:
+    ours = pool.run(Case((*SMALL, f"data.path={text}", *LAYOUTS[layout])))
+    difference, where = worst(ours, reference)
+    assert difference < RELATIVE, f"{where} differs by {difference:.1e}"
+    assert ours.tokens == reference.tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [
+        (("model.layers=5",), ("parallel.tp=2", "parallel.pp=2")),
+        (("model.layers=6",), ("parallel.pp=4",)),
+        (("model.norm=layernorm",), ("parallel.tp=2", "parallel.pp=2")),
+        (("model.kv_heads=8",), ("parallel.tp=4",)),
+        (("optim.clip=0", "train.seed=7"), ("parallel.tp=2",)),
+    ],
+    ids=["uneven 5 in 2", "uneven 6 in 4", "layernorm", "no gqa", "no clipping"],
+)
+def test_other_models_equal_one_process(
+    settings: tuple[str, ...], layout: tuple[str, ...], pool: Pool, text: Path
+) -> None:
+    base = (*SMALL, f"data.path={text}", *settings)
+    difference, where = worst(pool.run(Case((*base, *layout))), whole(Case(base)))
+    assert difference < RELATIVE, f"{where} differs by {difference:.1e}"
+
+
+def test_the_text_makes_ranks_unequal(reference: Outcome) -> None:
+    """Else a loss divided by local tokens would not be seen."""
+    assert len(set(reference.tokens)) > 1
+    assert max(reference.tokens) < 8 * 24
+
+
+@pytest.mark.parametrize(
+    ("bug", "layout", "least"),
+    [
+        ("summed instead of averaged", ("parallel.dp=4",), 0.5),
+        ("loss by local tokens", ("parallel.dp=4",), 1e-4),
+        ("clip by the local norm", ("parallel.tp=2", "parallel.pp=2"), 1e-2),
+        ("norm counts replicas", ("parallel.dp=2", "parallel.tp=2"), 1e-2),
+        ("accumulation scaled twice", ("parallel.dp=2",), 0.1),
+        ("no sum at the entry", ("parallel.tp=4",), 1e-2),
+    ],
+)
+def test_planted_bug_is_seen(
+    bug: str, layout: tuple[str, ...], least: float, pool: Pool, text: Path, reference: Outcome
+) -> None:
+    settings = (*SMALL, f"data.path={text}", "parallel.tp=1", *layout)
+    if bug == "accumulation scaled twice":
+        settings = (*settings, "parallel.pp=2")
+    try:
+        ours = pool.run(Case(settings, bug))
+    except Disagreement:  # ranks that hold the same parameter went apart: seen even earlier
+        return
+    difference, where = worst(ours, reference)
+    assert difference > least, f"only {where} differs, by {difference:.1e}"
