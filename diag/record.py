@@ -1,0 +1,101 @@
+"""run.json as it grows: written at the start, on a hang and at the end, always as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from collectors.samplers import cgroup
+from diag import rundir, voice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def _version(distribution: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class RunRecord:
+    """The content of run.json (schema diag.run/1); threads may update it."""
+
+    def __init__(self, run_dir: Path, name: str, command: Sequence[str], host: str) -> None:
+        self._path = run_dir / "run.json"
+        self._lock = threading.Lock()
+        self._kills = cgroup.memory().oom_kills
+        self._content: dict[str, Any] = {
+            "schema": rundir.SCHEMA,
+            "name": name,
+            "command": list(command),
+            "cwd": str(run_dir.cwd()),
+            "host": host,
+            "pid": os.getpid(),
+            "started_ns": time.time_ns(),
+            "ended_ns": None,
+            "state": "running",
+            "exit_code": None,
+            "signal": None,
+            "interrupted": False,
+            "world_size": None,
+            "attempts": 1,
+            "versions": {
+                "diag": _version("diag-training"),
+                "python": platform.python_version(),
+                "torch": _version("torch"),
+            },
+            "env": {"set": {}, "kept": []},
+            "agent": {"enabled": False, "problems": []},
+            "samplers": {},
+            "memory_kills": None,
+            "hangs": [],
+        }
+
+    def update(self, **fields: Any) -> None:
+        """Change fields and write; a failure is said once."""
+        with self._lock:
+            self._content.update(fields)
+            self._write()
+
+    def hang(self, number: int, **fields: Any) -> None:
+        """Change, or add, the entry of hang `number` (from 0)."""
+        with self._lock:
+            hangs = self._content["hangs"]
+            if number == len(hangs):
+                hangs.append({})
+            hangs[number].update(fields)
+            self._write()
+
+    def finish(self, run_dir: Path, **fields: Any) -> None:
+        """What is known at the end: world size and attempts from the ranks, memory kills."""
+        worlds, attempts = [], [0]
+        for path in sorted(run_dir.glob("ranks/*/meta.json")):
+            try:
+                meta = json.loads(path.read_text("utf-8"))
+                worlds.append(int(meta["world_size"]))
+                attempts.append(int(meta["attempt"]))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # the reader of the run names what it cannot read
+        now = cgroup.memory().oom_kills
+        known = now is not None and self._kills is not None
+        self.update(
+            world_size=max(worlds, default=None),
+            attempts=max(attempts) + 1,
+            memory_kills=(now or 0) - (self._kills or 0) if known else None,
+            **fields,
+        )
+
+    def _write(self) -> None:
+        try:
+            rundir.write_json(self._path, self._content)
+        except OSError as wrong:
+            voice.trouble("run.json could not be written", wrong)
