@@ -1,0 +1,172 @@
+"""Text logs of jobs, launchers, schedulers and kernels, in one stream, line by line.
+
+In: any text. Out: log_events rows (fields as JSON; a number the line lacks is absent), and rows of
+`ranks`. Prefixes, ANSI and interleaved writers are normal; memory does not grow with the file.
+
+| kind | fields |
+|---|---|
+| elastic.failure | root, name, rank, local_rank, exit_code, signal, pid, error_file, message |
+| elastic.worker-exit | exit_code, signal, local_rank, pid, binary |
+| elastic.signal-sent, .death-signal, .signal-exception | pid, signal; signal_text |
+| elastic.heartbeat-lost, .rendezvous, .restart | node; error, message; left, most |
+| python.exception | type, message, frames, launcher, chained, original, uncaught |
+| oom.cuda | requested, gpu, capacity, free, in_use, allowed, allocated, private_pools, |
+|   | reserved, reserved_unallocated, others [{pid, bytes}], device, in_traceback |
+| oom.cpu | requested; or message, of a MemoryError |
+| oom.library | api (cuBLAS, cuDNN, CUDA, NCCL: no numbers) |
+| nccl.timeout | op, seq, numel_in, numel_out, timeout_ms, ran_ms |
+| nccl.watchdog-terminated | message, and as nccl.timeout when a work is named |
+| nccl.watchdog-status | work, last_enqueued, last_started, last_completed |
+| nccl.dump-signal, .dump-written | from_rank, last_*; file |
+| nccl.heartbeat-stuck, .gil | seconds; ms |
+| nccl.remote-error, .unique-id | from_rank, message |
+| nccl.desync | op, seq, ranks |
+| nccl.closed-by-peer, .error, .warn | peer; message; host, pid, device, message |
+| gloo.closed-by-peer, .timeout, .pair-closed | peer, port; timeout_ms, direction |
+| gloo.size-mismatch | received, expected (bytes) |
+| gloo.monitored-barrier, .monitored-barrier-peer | reporter, ranks, timeout_ms |
+| c10d.mismatch | fingerprints {rank: {op, shape, dtypes, seq}}, differs [aspect] |
+| store.clients-missing | seconds, joined, expected |
+| store.connect-timeout, .retry, .wait-timeout | host, port, timeout_ms; what; keys |
+| store.closed, .address-in-use | |
+| slurm.task-exit | host, tasks, exit_code, signal, out_of_memory, core_dumped |
+| slurm.oom, .cancelled, .node-failure | events, step; step, host, at, reason; host |
+| deepspeed.exit, .kill; mpi.exit | local_rank, exit_code, signal; pid; task, host, signal |
+| k8s.terminated, .node-not-ready | reason, message |
+| process.terminate, .fault | type; message, signal |
+| dataloader.worker-killed, .bus-error | pid, signal, exit_code |
+| kernel.oom-kill, .oom-killed, .memory-limit | pid, task, memcg, anon_rss; usage, limit |
+| kernel.xid, .sxid | xid, pci, pid, task, message |
+| kernel.hung-task, .segfault, .link-down, .cable, .file-system, .io-timeout | task, pid; device |
+| train.step | step, steps, loss, grad_norm, loss_scale, learning_rate, tokens_per_s, |
+|   | samples_per_s, step_time (s), data_time (s), mfu, skipped, nan_iterations |
+| train.overflow, .world, .done | scale, reduced; rank, world_size |
+
+Lines with a `[PG ...]` tag also carry pg_id, pg (its c10d name) and pg_description.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collectors.collected import Reading, Source
+from collectors.readers.logs import (
+    c10d_lines,
+    kernel_lines,
+    launcher_lines,
+    memory_lines,
+    progress_lines,
+    times,
+)
+from collectors.readers.logs.blocks import Summary, Tracebacks
+from collectors.readers.logs.prefix import Stripper
+from collectors.readers.logs.reading import Event, LogReading
+
+if TYPE_CHECKING:
+    from collectors.readers.artifact import Artifact
+    from collectors.readers.logs.prefix import Line
+
+KIND = "log"
+RULES = (
+    *memory_lines.RULES,
+    *c10d_lines.RULES,
+    *launcher_lines.RULES,
+    *kernel_lines.RULES,
+    *progress_lines.RULES,
+)
+_BINARY = 0.3
+"""A head with more control bytes than this is no text."""
+_QUIET = {"nccl.error", "train.world"}
+"""Kinds that other rules of the same line say better."""
+
+
+def sniff(head: bytes) -> bool:
+    """Text: no NUL bytes to speak of, few control bytes."""
+    sample = head[:8192]
+    if not sample:
+        return False
+    if sample.lstrip().startswith(b"{") and b"\n{" not in sample and b"}\n" not in sample:
+        return False  # one JSON document that no reader of documents knows
+    odd = sum(b < 9 or 13 < b < 27 or 27 < b < 32 or b == 127 for b in sample)
+    return odd <= _BINARY * len(sample) and sample.count(0) * 100 <= len(sample)
+
+
+class _Scanner:
+    """Holds what runs across lines of one file."""
+
+    def __init__(self, reading: LogReading) -> None:
+        self.reading = reading
+        self.stripper = Stripper()
+        self.tracebacks = Tracebacks()
+        self.summary = Summary()
+
+    def feed(self, number: int, raw: str) -> None:
+        """One line of the file."""
+        line = self.stripper.strip(number, raw)
+        self.reading.saw(line)
+        if line.stamp is not None and line.stamp.year is not None:
+            self.reading.years[line.stamp.year] += 1
+        inside, failure = self.summary.feed(line)
+        if failure is not None:
+            self._failure(failure)
+        if inside:
+            return
+        exception = self.tracebacks.feed(line)
+        if exception is not None:
+            self.reading.add_event(exception)
+        self._rules(line, exception is not None)
+
+    def _failure(self, event: Event) -> None:
+        if event.stamp is not None and event.stamp.year is not None:
+            self.reading.years[event.stamp.year] += 1
+        self.reading.add_event(event)
+
+    def _rules(self, line: Line, ends_traceback: bool) -> None:
+        kinds: set[str] = set()
+        for one in RULES:
+            if one.kind in kinds or (kinds and one.kind in _QUIET):
+                continue
+            fields = one.fields(line.text)
+            if fields is None:
+                continue
+            kinds.add(one.kind)
+            if one.kind == "nccl.watchdog-terminated":
+                kinds.add("nccl.timeout")  # the same work, said before on its own line
+            if one.kind.startswith("oom."):
+                fields["in_traceback"] = ends_traceback
+            self._world(one.kind, fields.get("world_size"))
+            self.reading.add_event(Event(line, one.kind, fields))
+        if not kinds or kinds == {"train.world"}:
+            progress = progress_lines.step(line.text)
+            if progress is not None:
+                self.reading.add_event(Event(line, "train.step", progress))
+
+    def _world(self, kind: str, size: object) -> None:
+        if kind == "train.world" and isinstance(size, int) and 0 < size < 2**24:
+            self.reading.world_size = max(self.reading.world_size or 0, size)
+
+    def close(self) -> None:
+        """The end of the file."""
+        failure = self.summary.close()
+        if failure is not None:
+            self._failure(failure)
+
+
+def read(artifact: Artifact) -> Reading:
+    """Events of one file; their rows follow in logs.settle, which knows the whole pile."""
+    problems: list[str] = []
+    reading = LogReading(Source(artifact.path, KIND, "all"), modified_ns=artifact.modified_ns)
+    scanner = _Scanner(reading)
+    for number, raw in artifact.lines(problems):
+        scanner.feed(number, raw)
+        if not reading.years and (found := times.YEAR.search(raw)):
+            reading.years[int(found.group(1) or found.group(2))] += 1
+    scanner.close()
+    part = bool(problems)
+    if reading.left_out:
+        problems.append(f"{reading.left_out} more events were counted and not kept")
+    if not reading.events:
+        problems.append("no line in it is known here")
+    kind = KIND if reading.events else "text"
+    reading.source = Source(artifact.path, kind, "part" if part else "all", tuple(problems))
+    return reading

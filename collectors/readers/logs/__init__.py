@@ -1,0 +1,1 @@
+"""Parts of the log reader: prefixes, times, families of lines, blocks of several lines."""

@@ -1,0 +1,22 @@
+"""All readers, in the order in which they are asked: the narrow ones first, plain text last.
+
+A format is one module with KIND, `sniff(head) -> bool` and `read(artifact) -> Reading`; a new one
+is written beside the others and gets its line here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collectors.readers import error_file, flight_recorder, log, plan_file, topo_matrix
+
+if TYPE_CHECKING:
+    from collectors.readers.artifact import Reader
+
+READERS: tuple[Reader, ...] = (
+    error_file,
+    flight_recorder,
+    plan_file,
+    topo_matrix,
+    log,
+)
