@@ -1,0 +1,111 @@
+"""The timeline from afar: a grid of rank lanes by stretches of time.
+
+In: more boxes than can be drawn. Out: one heat map trace whose cells have the colour of the kind
+that takes most of them; empty where nothing ran. Work and size are bounded by CELLS, not by boxes
+drawn, so a thousand ranks cost the browser what eight do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dashboards.figures.theme import duration, plain
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import plotly.graph_objects as go
+
+    from dashboards.figures.timeline import Lane
+
+CELLS = 60_000
+"""Cells at most, both lanes of all ranks together."""
+BINS = 700
+"""Stretches of time at most: a screen has few more columns of pixels that can be told apart."""
+
+
+def cover(
+    row: npt.NDArray[np.int64],
+    kind: npt.NDArray[np.int64],
+    start: npt.NDArray[np.float64],
+    end: npt.NDArray[np.float64],
+    shape: tuple[int, int, int],
+) -> npt.NDArray[np.float64]:
+    """How much of each cell each kind covers; `start` and `end` in bins; shape (rows, bins, kinds).
+
+    A box adds its part to its first and last bin, and one to those between, which a running sum
+    over a +1/-1 pair does without a loop over bins.
+    """
+    rows, bins, kinds = shape
+    start, end = np.clip(start, 0, bins), np.clip(end, 0, bins)
+    first = np.minimum(start.astype(np.int64), bins - 1)
+    last = np.minimum(end.astype(np.int64), bins - 1)
+    out = np.zeros((rows, bins + 1, kinds))
+    whole = np.zeros((rows, bins + 1, kinds))
+    same = first == last
+    np.add.at(out, (row[same], first[same], kind[same]), end[same] - start[same])
+    far = ~same
+    np.add.at(out, (row[far], first[far], kind[far]), first[far] + 1 - start[far])
+    np.add.at(out, (row[far], last[far], kind[far]), end[far] - last[far])
+    np.add.at(whole, (row[far], first[far] + 1, kind[far]), 1)
+    np.add.at(whole, (row[far], last[far], kind[far]), -1)
+    total: npt.NDArray[np.float64] = (out + np.cumsum(whole, axis=1))[:, :bins]
+    return total
+
+
+def raster(
+    fig: go.Figure, seen: list[Lane], rows: dict[int, int], window: tuple[int, int], zero: int
+) -> str:
+    """Draw both lanes of all `rows`; returns how long one cell is, as text."""
+    begin, end = window
+    bins = max(20, min(BINS, CELLS // max(1, 2 * len(rows))))
+    width = max(1, end - begin) / bins
+    names: list[str] = []
+    colours: list[str] = []
+    z = np.full((3 * len(rows), bins), np.nan, dtype=np.float32)
+    text = np.full((3 * len(rows), bins), "", dtype=object)
+    for offset, lane in enumerate(seen):
+        kinds = lane.kinds()
+        if not kinds:
+            continue
+        index = {k: i for i, k in enumerate(kinds)}
+        amount = cover(
+            np.asarray([rows[int(r)] for r in lane.boxes.rank], dtype=np.int64),
+            np.asarray([index[k] for k in lane.kind], dtype=np.int64),
+            (lane.boxes.start - begin) / width,
+            (lane.boxes.end - begin) / width,
+            (len(rows), bins, len(kinds)),
+        )
+        top = amount.argmax(axis=2)
+        share = amount.max(axis=2)
+        z[offset::3] = np.where(share > 0, top + len(names), np.nan)
+        labels = [plain(k) if offset == 0 else f"{plain(k)} collectives" for k in kinds]
+        for rank, i in rows.items():
+            text[3 * i + offset] = [
+                f"rank {rank} · mostly {labels[k]}" if s > 0 else ""
+                for k, s in zip(top[i], share[i], strict=True)
+            ]
+        names += kinds
+        colours += [lane.colour(k) for k in kinds]
+    # Three rows a rank: its phases, its collectives, and a gap to the next rank that stays empty.
+    y = [i + edge for i in range(len(rows)) for edge in (-0.41, 0.11, 0.34)]
+    fig.add_heatmap(
+        z=z,
+        x=(begin - zero) / 1e9 + np.arange(bins + 1) * (width / 1e9),
+        y=[*y, len(rows) - 0.41],
+        text=text,
+        hovertemplate="%{text}<br>at %{x:.4~g} s<extra></extra>",
+        hoverongaps=False,
+        zmin=-0.5,
+        zmax=len(names) - 0.5,
+        colorscale=_steps(colours),
+        showscale=False,
+    )
+    return duration(width / 1e9)
+
+
+def _steps(colours: list[str]) -> list[tuple[float, str]]:
+    """A colour scale with one flat step a colour."""
+    count = len(colours)
+    return [(edge / count, colour) for i, colour in enumerate(colours) for edge in (i, i + 1)]
