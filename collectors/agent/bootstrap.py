@@ -33,6 +33,8 @@ _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accel
 
 agent: Agent | None = None
 """The agent of this process, once it is a rank."""
+_given_up = False
+"""Attaching failed: said once, not tried again."""
 
 
 class _After(importlib.abc.MetaPathFinder):
@@ -65,9 +67,11 @@ class _After(importlib.abc.MetaPathFinder):
 
 def _quietly(call: Callable[[], None]) -> None:
     """Run our own set-up; a failure is one line, and the job goes on unwatched."""
+    global _given_up
     try:
         call()
     except Exception as why:  # noqa: BLE001  never into the job
+        _given_up = True
         sys.stderr.write(f"diag: this process is not watched: {type(why).__name__}: {why}\n")
 
 
@@ -110,14 +114,14 @@ def _world() -> int | None:
 
 def _group_made(torch: Any, rank: int, world: int) -> None:
     """init_process_group made the default group: whoever we thought we were, this is our rank."""
-    if agent is None:
-        attach(torch, rank, world)
+    if agent is None and not _given_up:
+        _quietly(lambda: attach(torch, rank, world))
 
 
 def _alone(torch: Any) -> None:
     """Backward ran in a process that is no rank of anything."""
-    if agent is None and os.environ.get(CLAIM) is None:
-        attach(torch, 0, 1)
+    if agent is None and not _given_up and os.environ.get(CLAIM) is None:
+        _quietly(lambda: attach(torch, 0, 1))
 
 
 def _directory(run: Path, rank: int) -> tuple[Path, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from . import torch_compat
@@ -36,11 +35,8 @@ def install(
     """Put the hooks in; `rank_*` are told when the process turns out to be a rank."""
 
     def made(group: Any, ranks: list[int]) -> None:
-        try:
-            if current() is None:
-                rank_of_group(torch, ranks[group.rank()], len(ranks))
-        except Exception as why:  # noqa: BLE001  never into the job
-            sys.stderr.write(f"diag: this rank is not watched: {type(why).__name__}: {why}\n")
+        if current() is None:
+            rank_of_group(torch, ranks[group.rank()], len(ranks))
         agent = current()
         if agent is not None:
             agent.ledger.watch(group, ranks)
