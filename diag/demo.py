@@ -1,0 +1,164 @@
+"""The bundled trainer under watch, healthy or with one fault, and whether the verdict found it.
+
+In: a fault's name, a layout, a seed that places the fault. Out: the outcome of one demonstration.
+The fault is real (see trainer/faults.py); the verdict comes the same way as for any other job.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WORLD = 4
+"""Ranks of the demonstration, unless the layout needs more."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to demonstrate."""
+
+    name: str
+    cause: str | None
+    """Id of the cause that the verdict has to name; None: a healthy verdict."""
+    does: str
+    stops: bool = False
+    """Whether the job stands still, so that the supervisor has to notice."""
+    placed: bool = True
+    """Whether it happens on one rank at one step."""
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("healthy", None, "nothing is wrong", placed=False),
+        Case("rank-dies", "hang.rank-died", "one rank is killed (SIGKILL) in a step"),
+        Case("rank-stalls", "hang.rank-stalled", "one rank is stuck loading its data", stops=True),
+        Case(
+            "collective-mismatch",
+            "hang.collective-mismatch",
+            "one rank joins a collective with another shape",
+            stops=True,
+        ),
+        Case("straggler", "slow.straggler-compute", "one rank computes slowly"),
+        Case("oom", "oom.oversized-request", "one rank asks for far more memory than there is"),
+        Case(
+            "bad-topology-plan",
+            "link.tp-crosses-nodes",
+            "a plan whose tensor groups span two nodes, judged before launch",
+            placed=False,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A case with its place: which rank, which step, in which layout."""
+
+    case: Case
+    world: int
+    layout: dict[str, int]
+    rank: int
+    step: int
+    seed: int
+
+
+def place(case: Case, layout: dict[str, int], seed: int) -> Placed:
+    """Choose rank and step by `seed`; the world grows when the layout needs more than four."""
+    needed = 1
+    for size in layout.values():
+        needed *= size
+    world = WORLD if WORLD % needed == 0 else needed
+    dice = random.Random(f"{case.name} {sorted(layout.items())} {seed}")  # noqa: S311  a placement, no secret
+    return Placed(case, world, layout, dice.randrange(world), dice.randrange(8, 15), seed)
+
+
+def job(placed: Placed) -> list[str]:
+    """The command that trains under this fault."""
+    spec = importlib.util.find_spec("trainer")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(
+            "the bundled trainer is not installed; `pip install -e .` brings it"
+        )
+    config = Path(spec.origin).parent / "configs" / "small.toml"
+    words = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        f"--nproc-per-node={placed.world}", "-m", "trainer", "--config", str(config),
+        *(f"parallel.{axis}={size}" for axis, size in placed.layout.items()),
+    ]  # fmt: skip
+    if placed.case.placed:
+        words += [
+            f"faults.kind={placed.case.name}",
+            f"faults.rank={placed.rank}",
+            f"faults.step={placed.step}",
+        ]
+    return words
+
+
+def run(placed: Placed, run_dir: Path | None) -> Path | None:
+    """Train under watch; the run directory, or None when there could be none."""
+    from diag import supervise
+    from diag.watch import HangPolicy
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    options = supervise.Options(
+        run_dir=run_dir,
+        name=f"demo-{placed.case.name}",
+        on_hang="kill" if placed.case.stops else "report",
+        policy=HangPolicy(after=8.0) if placed.case.stops else HangPolicy(),
+    )
+    return supervise.run(job(placed), options).run_dir
+
+
+def judge_plan(run_dir: Path | None) -> Path:
+    """Diagnose the bundled topology and plan as `diag analyze` would; the reports' folder."""
+    from collectors.readers import read_paths
+    from diag import rundir
+    from playbooks import engine
+    from playbooks.report import html, markdown
+
+    collected = read_paths([str(Path(__file__).parent / "data" / "bad-topology-plan")])
+    report = engine.diagnose(collected)
+    where = rundir.make("demo-bad-topology-plan") if run_dir is None else rundir.claim(run_dir)[0]
+    (where / "report.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    (where / "report.md").write_text(markdown.render(report))
+    (where / "report.html").write_text(html.render(report, collected))
+    return where
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the verdict said, held against what was done."""
+
+    right: bool
+    said: str
+    seconds: float | None
+    """From the last progress to the verdict, where the job stood still."""
+
+
+def hold(placed: Placed, answer: dict[str, Any], run: dict[str, Any]) -> Result:
+    """Compare a `diag.report/1` and its run.json with the truth."""
+    verdict = answer.get("verdict") or {}
+    cause, ranks = verdict.get("cause"), verdict.get("ranks", [])
+    if placed.case.cause is None:
+        right = answer.get("health") is not None
+    else:
+        right = cause == placed.case.cause
+        if placed.case.placed:
+            right = right and ranks == [placed.rank]
+    said = "healthy" if answer.get("health") else f"{cause or 'abstained'}"
+    if ranks:
+        said += " on rank " + ", ".join(map(str, ranks))
+    if verdict:
+        said += f" ({verdict['confidence']})"
+    seconds = None
+    if run.get("hangs") and run["hangs"][0].get("verdict_ns"):
+        first = run["hangs"][0]
+        seconds = (first["verdict_ns"] - first["since_ns"]) / 1e9
+    return Result(right, said, seconds)
