@@ -41,6 +41,8 @@ def check(topologies: Sequence[Topology], plan: Plan | None, policy: Policy) -> 
     """Everything that topologies and plan decide."""
     known = sorted(topologies, key=lambda t: (t.host, t.source))
     found = [f for t in known for f in _degraded(t, policy)]
+    if plan is None:
+        found += [f for t in known for f in _partial(t, policy)]
     if plan is not None:
         placement = lay(plan, known)
         found += _crossing(placement)
@@ -189,6 +191,8 @@ def _missing(placement: Placement, policy: Policy) -> list[Finding]:
     )
     seen = ", ".join(f"{n} {word}" for word, n in sorted(kinds.items()))
     some = any(word.startswith("NV") for word in kinds)
+    elsewhere = next((x for x in topology.links if x.kind == "nvlink"), None)
+    hint = "" if elsewhere is None else f"; {elsewhere.a} and {elsewhere.b} have it"
     link = group.link
     return [
         Finding(
@@ -198,7 +202,7 @@ def _missing(placement: Placement, policy: Policy) -> list[Finding]:
             summary=(
                 f"tp {tp.size} lies on GPUs of {topology.host} "
                 f"{'of which only some pairs have' if some else 'without'} NVLink: pairs of "
-                f"{label('tp', group.ranks)} are {seen}"
+                f"{label('tp', group.ranks)} are {seen}{hint}"
             ),
             group=label("tp", group.ranks),
             axis="tp",
@@ -216,6 +220,27 @@ def _by_construction(topology: Topology, group: GroupPlacement, plan: Plan, poli
 def _link_item(topology: Topology, link: Link) -> Item:
     place = topology.locators.get((link.a, link.b)) or topology.locators.get((link.b, link.a))
     return Item(topology.source, place or "matrix", f"{link.a} and {link.b}: {short(link)}")
+
+
+def _partial(topology: Topology, policy: Policy) -> list[Finding]:
+    """Without a plan it is context only that NVLink joins some pairs of a node and not others."""
+    pairs = [x for x in topology.links if x.a.startswith("GPU") and x.b.startswith("GPU")]
+    joined = [x for x in pairs if x.kind == "nvlink"]
+    apart = [x for x in pairs if x.kind not in ("nvlink", "unknown")]
+    if not joined or not apart or _odd_gpus(topology, policy):
+        return []
+    return [
+        Finding(
+            cause="link.nvlink-missing",
+            role="context",
+            confidence="possible",
+            summary=(
+                f"on {topology.host} NVLink joins {len(joined)} of {len(pairs)} pairs of GPUs; "
+                "keep tp inside those"
+            ),
+            evidence=(_link_item(topology, joined[0]), _link_item(topology, apart[0])),
+        )
+    ]
 
 
 # --- a GPU with fewer NVLinks than its equals -------------------------------------------------
