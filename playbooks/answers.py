@@ -1,0 +1,155 @@
+"""What is said when no root was found: health with its numbers, or an abstention.
+
+In: evidence, metrics, context findings. Out: exactly one of Health and Abstention. No data is never
+health: a job is healthy when it ended well (or runs) and its steps or collectives were seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from playbooks.finding import Abstention
+from playbooks.report.model import Health
+from playbooks.words import count, ranks_words, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from playbooks.evidence import Evidence
+    from playbooks.finding import Finding
+
+STDERR = (
+    "the stderr and exit code of every rank "
+    "(`torchrun --log-dir DIR --redirects 3 --tee 3`, @record on main)"
+)
+MEMORY = "torch.cuda.memory_summary() of that rank at the failure, and the parallel layout"
+DUMPS = (
+    "Flight Recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000, older "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE, with TORCH_NCCL_DUMP_ON_TIMEOUT=1)"
+)
+
+
+def answer(
+    evidence: Evidence, metrics: dict[str, Any], context: Sequence[Finding]
+) -> tuple[Health | None, Abstention | None]:
+    """Exactly one of the two."""
+    memory = [f for f in context if f.cause.startswith("oom.")]
+    if memory:
+        return None, Abstention(memory[0].summary, (MEMORY,))
+    healthy = _healthy_run(evidence, metrics) if evidence.run else _healthy_loose(evidence)
+    if healthy is not None:
+        return Health(healthy, _numbers(evidence, metrics)), None
+    return None, _abstention(evidence)
+
+
+def _numbers(evidence: Evidence, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The few numbers that describe a healthy job; the rest is in metrics."""
+    names = ("steps", "step_time_s", "step_time_spread", "tokens_per_s", "loss", "collectives")
+    out: dict[str, Any] = {name: metrics.get(name) for name in names}
+    out["ranks"] = len(evidence.seen) or None
+    out["data_wait_share"] = metrics.get("data_wait_share")
+    peaks = [v["rss"] for v in metrics.get("peak_memory", {}).values() if v["rss"] is not None]
+    out["peak_rss"] = max(peaks, default=None)
+    return {name: value for name, value in out.items() if value is not None}
+
+
+def _did(metrics: dict[str, Any]) -> str:
+    """ "200 steps of 41 ms, 12300 tokens/s, loss 5.41 to 2.13"."""
+    parts = [count(metrics["steps"], "step")]
+    if metrics["step_time_s"] is not None:
+        parts[0] += f" of {seconds(metrics['step_time_s'])}"
+    if metrics["tokens_per_s"] is not None:
+        parts.append(f"{metrics['tokens_per_s']:.0f} tokens/s")
+    if metrics["loss"] is not None:
+        parts.append(f"loss {metrics['loss']['first']:.3g} to {metrics['loss']['last']:.3g}")
+    return ", ".join(parts)
+
+
+def _healthy_run(evidence: Evidence, metrics: dict[str, Any]) -> str | None:
+    seen = bool(metrics["steps"]) or bool(metrics["collectives"])
+    who = count(len(evidence.seen), "rank")
+    if not seen and not (evidence.live and evidence.seen):
+        return None
+    if evidence.live:
+        return f"The job runs: {who}, {_did(metrics)} so far, nothing wrong in what was seen."
+    if evidence.interrupted:
+        return (
+            f"The job was interrupted by the user or its launcher: {who}, {_did(metrics)} until "
+            "then, nothing wrong in what was seen."
+        )
+    if evidence.finished_well:
+        return f"The job ended well: {who}, {_did(metrics)}, nothing wrong in what was seen."
+    return None
+
+
+def _healthy_loose(evidence: Evidence) -> str | None:
+    """Flight Recorder dumps in which all is complete on all ranks; a plan that fits."""
+    ledger = evidence.ledger
+    failed = evidence.raised or any(e.signal or e.exit_code for e in evidence.ends)
+    if len(ledger) and not failed and not ledger.unfinished(None).any() and not evidence.missing:
+        ranks = {int(r) for r in set(ledger.rank.tolist()) if r >= 0}
+        if len(ranks) > 1 and ranks == set(range(evidence.world_size or len(ranks))):
+            return (
+                f"Nothing is pending: all {count(len(ledger), 'operation')} that "
+                f"{count(len(ranks), 'rank')} recorded are complete and agree."
+            )
+    if evidence.collected.plan is not None and evidence.collected.topologies:
+        return "The plan's groups fit the links of the topology that was given."
+    return None
+
+
+def _abstention(evidence: Evidence) -> Abstention:
+    readable = [s for s in evidence.collected.sources if s.read != "none"]
+    if not readable and not evidence.seen and not evidence.run:
+        return Abstention("Nothing that was given is in a format that diag reads.", (DUMPS, STDERR))
+    waits = evidence.waits
+    unknown = sorted({a for w in waits.waits for a in w.absent} - evidence.seen)
+    if unknown:
+        return Abstention(
+            f"{ranks_words(waits.inside, capital=True)} wait in a collective for "
+            f"{ranks_words(unknown)}, of which nothing was given: dead, stuck or not collected.",
+            (f"the log, exit code or Flight Recorder dump of {ranks_words(unknown)}", DUMPS),
+        )
+    if waits.waits and evidence.missing:
+        return Abstention(
+            f"{ranks_words(waits.inside, capital=True)} wait in a collective; nothing was given of "
+            f"{ranks_words(evidence.missing)}, where a death, a stall or a mismatch would show.",
+            (f"logs or Flight Recorder dumps of {ranks_words(evidence.missing)}",),
+        )
+    if evidence.ends and any(e.signal or e.exit_code for e in evidence.ends):
+        first = next(e for e in evidence.ends if e.signal or e.exit_code)
+        return Abstention(
+            f"{ranks_words([first.rank], capital=True)} ended with {first.words}, and no line says "
+            "why; launchers list the victims of another rank's end in the same way.",
+            (STDERR,),
+        )
+    if evidence.run:
+        return _run_abstention(evidence)
+    return Abstention(
+        "What was given shows neither a failure that decides nor that all went well.",
+        (STDERR, DUMPS),
+    )
+
+
+def _run_abstention(evidence: Evidence) -> Abstention:
+    code = evidence.run.get("exit_code")
+    if evidence.hang is not None and evidence.resumed_ns is None:
+        return Abstention(
+            "The job made no progress, and neither its ledger nor its stacks single out a rank.",
+            ("`py-spy dump --native` of every rank, twice, 30 s apart",),
+        )
+    if evidence.interrupted:
+        return Abstention(
+            "The job was interrupted by the user or its launcher before any step was seen.",
+            ("a longer run",),
+        )
+    if evidence.live:
+        return Abstention("The job runs, and no rank has been seen yet.", ("a little more time",))
+    if code == 0:
+        return Abstention(
+            "The job ended with exit code 0, but no rank's steps or collectives were seen.",
+            ("a job that uses torch.distributed, or annotations (collectors.annotate)",),
+        )
+    return Abstention(
+        f"The job ended with exit code {code}, and no rank's record says why.", (STDERR,)
+    )

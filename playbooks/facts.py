@@ -1,0 +1,85 @@
+"""Facts that rules share, whatever source told them: ends, exceptions, groups, stacks.
+
+Plain frozen records. Every field that a source may lack is None there, never a default that looks
+like knowledge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from playbooks.finding import Item
+from playbooks.words import label, signal_name
+
+if TYPE_CHECKING:
+    from playbooks.knowledge import ErrorClass
+
+NOWHERE = Item("", "", "")
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank's process ended. Every field but rank and item may be unknown."""
+
+    rank: int
+    signal: int | None
+    exit_code: int | None
+    at_ns: int | None
+    closed: bool | None
+    host: str | None
+    item: Item = NOWHERE
+
+    @property
+    def words(self) -> str:
+        """Such as "signal 9 (SIGKILL)"."""
+        if self.signal:
+            return f"signal {self.signal} ({signal_name(self.signal)})"
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        return "no exit code on record"
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that ended a rank (or was logged as if it had)."""
+
+    rank: int | None
+    kind: ErrorClass
+    text: str
+    """Type and message, one line."""
+    traceback: str
+    at_ns: int | None
+    host: str | None
+    item: Item
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group and its members."""
+
+    id: str
+    axis: str
+    members: tuple[int, ...]
+    declared: bool
+    """Whether a source lists the members; else they are the ranks that were seen in it."""
+
+    @property
+    def label(self) -> str:
+        """Such as "tp[4..7]"."""
+        return label(self.axis, self.members)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The main thread of one rank at one look."""
+
+    frames: tuple[str, ...]
+    state: str | None
+    item: Item
+    time_ns: int | None
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The frames without line numbers: what two looks are compared by."""
+        return tuple(f.rsplit(":", 1)[0] for f in self.frames)

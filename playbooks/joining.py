@@ -1,0 +1,177 @@
+"""From findings to one answer: which root explains the most, and what follows from it.
+
+In: findings of all rules. Out: the verdict (or None), all other findings as effects or context,
+and what happened to the other ranks as effects. The order is the taxonomy's: the first cause in
+time, dead before late, why it ended before that it ended, and a stopped job has no slow root. The
+order in which rules or rows came decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from playbooks.finding import Finding
+from playbooks.rules.common import SIGABRT
+from playbooks.words import ranks_words, signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from playbooks.evidence import Evidence
+    from playbooks.policy import Policy
+
+_POLLED = ("hang.rank-died", "crash.native-fault", "oom.host")
+"""Causes whose time is that of a process end, which is seen late."""
+_PRECEDENCE = (
+    ("hang.collective-mismatch", "hang.collective-extra"),
+    ("crash.", "oom.", "config."),
+    ("hang.rank-died",),
+    ("hang.rank-stalled", "hang.slow-not-dead"),
+    ("hang.",),
+    ("slow.",),
+    ("link.", "numeric."),
+)
+"""Between causes that time does not order. A mismatch stands first: it is in the ledger before the
+aborts and garbage that follow from it, and what came before it has an earlier time."""
+_WORD = {"certain": 0, "likely": 1, "possible": 2}
+
+
+def _rank(finding: Finding) -> int:
+    for place, prefixes in enumerate(_PRECEDENCE):
+        if finding.cause.startswith(prefixes):
+            return place
+    return len(_PRECEDENCE)
+
+
+def _precedes(one: Finding, other: Finding, policy: Policy) -> bool:
+    """Whether `one` clearly set in before `other`."""
+    if one.at_ns is None or other.at_ns is None:
+        return False
+    polled = one.cause in _POLLED or other.cause in _POLLED
+    return one.at_ns + (policy.together_ns if polled else 0) < other.at_ns
+
+
+def _order(finding: Finding) -> tuple[int, int, int, str, tuple[int, ...]]:
+    return (
+        _rank(finding),
+        _WORD[finding.confidence],
+        finding.at_ns or 0,
+        finding.cause,
+        finding.ranks,
+    )
+
+
+def choose(roots: Sequence[Finding], policy: Policy) -> Finding | None:
+    """The root that explains the rest; None without roots."""
+    surer = [r for r in roots if r.confidence != "possible"] or list(roots)
+    # A job that stands still or broke off has no slow root: it would be the state before.
+    broken = [r for r in surer if not r.cause.startswith(("slow.", "link."))]
+    pool = broken or surer
+    first = [r for r in pool if not any(_precedes(o, r, policy) for o in pool)]
+    return min(first, key=_order, default=None)
+
+
+def join(
+    found: Sequence[Finding], evidence: Evidence, policy: Policy
+) -> tuple[Finding | None, list[Finding]]:
+    """(verdict, all findings with their final roles, the verdict first)."""
+    roots = [f for f in found if f.role == "root"]
+    verdict = choose(roots, policy)
+    if verdict is None:
+        return None, sorted(found, key=_order)
+    out = [verdict]
+    for finding in sorted(found, key=_order):
+        if finding is verdict:
+            continue
+        if finding.role == "root":
+            out.append(_demoted(finding, verdict, policy))
+        elif finding.role == "effect" and finding.caused_by != verdict.cause:
+            out.append(finding.but(role="context", caused_by=None))
+        else:
+            out.append(finding)
+    out += _aftermath(verdict, evidence)
+    return verdict, out
+
+
+def _demoted(finding: Finding, verdict: Finding, policy: Policy) -> Finding:
+    """Another root: an effect when the verdict can have caused it, else context."""
+    static = finding.cause.startswith(("slow.", "link.", "config.", "numeric."))
+    if static or _precedes(finding, verdict, policy):
+        return finding.but(role="context")
+    return finding.but(role="effect", caused_by=verdict.cause)
+
+
+def _aftermath(verdict: Finding, evidence: Evidence) -> list[Finding]:
+    """What happened to the other ranks, as effects: waits, errors of peers, signals."""
+    if verdict.cause.startswith(("slow.", "link.", "numeric.")):
+        return []
+    out: list[Finding] = []
+    told = set(verdict.ranks)
+    errors: dict[str, list[int]] = {}
+    for one in evidence.raised:
+        if one.rank is None or one.rank in told or one.kind.name == "launcher":
+            continue
+        told.add(one.rank)
+        errors.setdefault(_short(one.text), []).append(one.rank)
+    for text, ranks in errors.items():
+        out.append(
+            _effect(
+                verdict,
+                "crash.user-exception",
+                f"{ranks_words(ranks, capital=True)} then raised {text}.",
+                [r.item for r in evidence.raised if r.rank in ranks][:1],
+            )
+        )
+    signals: dict[int, list[int]] = {}
+    for end in evidence.ends:
+        if end.signal and end.rank not in told:
+            signals.setdefault(end.signal, []).append(end.rank)
+    for signal, ranks in sorted(signals.items()):
+        cause = "crash.native-fault" if signal == SIGABRT else "hang.rank-died"
+        out.append(
+            _effect(
+                verdict,
+                cause,
+                f"{ranks_words(ranks, capital=True)} then ended with {signal_name(signal)}.",
+                [e.item for e in evidence.ends if e.rank in ranks][:1],
+            )
+        )
+    return out + _waiting(verdict, evidence)
+
+
+def _waiting(verdict: Finding, evidence: Evidence) -> list[Finding]:
+    """Where the other ranks wait, one effect a group and operation."""
+    if not evidence.stopped or not verdict.cause.startswith("hang."):
+        return []
+    if verdict.cause == "hang.transport":
+        return []
+    places: dict[tuple[str, str, int], list[int]] = {}
+    for wait in evidence.waits.waits:
+        if wait.call.rank not in verdict.ranks and wait.absent:
+            group = evidence.groups[wait.call.group].label
+            places.setdefault((group, wait.call.op, wait.call.seq), []).append(wait.call.rank)
+    return [
+        _effect(
+            verdict,
+            "hang.transport",
+            f"{ranks_words(ranks, capital=True)} {'waits' if len(ranks) == 1 else 'wait'} in "
+            f"{op} #{seq} of {group}.",
+            [],
+        )
+        for (group, op, seq), ranks in list(places.items())[:8]
+    ]
+
+
+def _short(text: str) -> str:
+    """An error without the addresses that differ by rank."""
+    head = text.split(" [", 1)[0] if "Connection closed by peer" not in text else None
+    kept = head if head and len(head) > 20 else text
+    if "Connection closed by peer" in text:
+        return f"{text.split(':', 1)[0]}: connection closed by peer"
+    return kept[:160]
+
+
+def _effect(verdict: Finding, cause: str, summary: str, items: list) -> Finding:  # type: ignore[type-arg]  # Items
+    return Finding(
+        cause, "effect", "certain", summary, evidence=tuple(items), caused_by=verdict.cause
+    )

@@ -1,0 +1,91 @@
+"""Every threshold that a metric or rule compares with, in one frozen object.
+
+In: nothing. Out: `Policy()`, or one with fields replaced for a site or a test. No rule holds a
+number of its own; each field says what moves when it changes. Shares are of step time, 0 to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Thresholds of metrics, rules and engine."""
+
+    warmup_steps: int = 1
+    """Steps left out of step statistics at the begin. More hides compile and allocator warm-up,
+    and takes away evidence of short runs."""
+
+    together_ns: int = 2 * SECOND
+    """Two ends of processes closer than this have no order: process ends are seen by polling.
+    Larger merges separate deaths into one finding; smaller trusts the polling too much."""
+
+    minority_share: float = 0.5
+    """A signature is a culprit's when fewer than this share of the members have it. Lower calls
+    more mismatches undecided; 0.5 is plain majority."""
+
+    insertion_most: int = 8
+    """Longest run of surplus collectives that is tried before a mismatch is called one. Larger
+    finds longer insertions and makes accidental alignments likelier."""
+
+    insertion_overlap: int = 3
+    """Later operations that must agree again after an insertion is taken out. Smaller calls more
+    mismatches an extra collective."""
+
+    straggler_share: float = 0.15
+    """A rank is a straggler from this share of the step upwards that it is busy longer than its
+    peers. Lower finds milder ones and calls noise of shared machines one."""
+
+    straggler_steps: int = 5
+    """Steps that a straggler must last. Fewer answers earlier and mistakes hiccups for one."""
+
+    straggler_consistency: float = 0.7
+    """Share of those steps in which it must be beyond half of `straggler_share`. Lower accepts a
+    slow rank that changes, which is work imbalance instead."""
+
+    straggler_alone_ratio: float = 1.8
+    """Without a peer on the same pipeline stage a stage may simply have more layers: there the rank
+    must be this many times as busy as the others, or have become slower than itself. Lower
+    calls uneven stages stragglers."""
+
+    straggler_cause_share: float = 0.6
+    """Share of the excess that data (or compute) phases must explain to name the reason. Higher
+    names fewer reasons."""
+
+    data_bound_share: float = 0.3
+    """Median share of the step that a rank waits for its batch, from which input sets the pace.
+    Lower calls ordinary loading a fault."""
+
+    data_bound_ranks: float = 0.5
+    """Share of ranks that must be beyond `data_bound_share`; below it is a straggler's matter."""
+
+    data_bound_steps: int = 5
+    """Steps seen before input is blamed. Fewer blames the first, cold reads."""
+
+    absurd_request: int = 1 << 42
+    """An allocation of this many bytes (4 TiB) is beyond any device, whatever its size. Lower
+    blames requests that a large host could serve."""
+
+    outlier_request: float = 1.0
+    """A request beyond this multiple of the device's or host's whole memory cannot be served.
+    Lower turns ordinary out-of-memory errors into shape bugs."""
+
+    host_full_share: float = 0.97
+    """Host memory use just before a SIGKILL from which memory is the likely reason. Lower blames
+    memory for kills that came from elsewhere."""
+
+    host_full_before_ns: int = 30 * SECOND
+    """How long before a SIGKILL a host sample still counts as "just before"."""
+
+    skew_samples: int = 5
+    """Most examples of late arrivals that the metrics list."""
+
+    evidence_most: int = 8
+    """Most evidence items of one finding; more makes reports longer, not surer."""
+
+    equal_gpus: int = 3
+    """Fewest GPUs that count as equals when one has fewer NVLinks than they. Lower takes a bridged
+    pair for the norm of a node, and every other GPU for a fault."""

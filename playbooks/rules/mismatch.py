@@ -1,0 +1,198 @@
+"""Members of a group that issued different operations: hang.collective-mismatch, -extra.
+
+In: the ledger aligned by (group, seq), and the fingerprints that torch prints with DETAIL. Out: one
+root finding for the earliest difference. Culprits are the minority; the order of ranks, files and
+rows decides nothing. When taking k entries of the minority out makes the sequences agree again, it
+is an insertion: an extra collective.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from collectors.c10d import dtype_word, op_word
+from playbooks import logs
+from playbooks.finding import Confidence, Finding, Item
+from playbooks.words import clock, ranks_words
+
+if TYPE_CHECKING:
+    from playbooks.evidence import Evidence
+    from playbooks.ledger import Call, Ledger
+    from playbooks.policy import Policy
+
+_FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\("
+    r"(?:SequenceNumber=(\d+), )?OpType=(\w+)(?:, TensorShape=\[([\d, ]*)\])?"
+    r"(?:, TensorDtypes=(\w+))?"
+)
+
+
+def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """The earliest difference in the ledger, else what the fingerprints say."""
+    ledger = evidence.ledger
+    numbers = ledger.differing
+    if numbers.size:
+        found = ledger.instances
+        when = [_first_issue(ledger, found.rows_of(int(n))) for n in numbers]
+        first = int(numbers[int(np.argmin(when))])
+        calls = [ledger.call(int(row)) for row in found.rows_of(first)]
+        return [_finding(evidence, policy, calls)]
+    return _from_fingerprints(evidence)
+
+
+def _first_issue(ledger: Ledger, rows: np.ndarray) -> int:
+    issue = ledger.issue[rows]
+    return int(issue[issue >= 0].min()) if (issue >= 0).any() else np.iinfo(np.int64).max
+
+
+def _split(signatures: dict[int, object], policy: Policy) -> tuple[tuple[int, ...], bool]:
+    """(culprits, whether a majority stands against them)."""
+    weight = Counter(signatures.values())
+    majority, size = weight.most_common(1)[0]
+    if size > policy.minority_share * len(signatures):
+        return tuple(sorted(r for r, s in signatures.items() if s != majority)), True
+    return tuple(sorted(signatures)), False
+
+
+def _finding(evidence: Evidence, policy: Policy, calls: list[Call]) -> Finding:
+    group = evidence.groups[calls[0].group]
+    seq = calls[0].seq
+    ranks, decided = _split({c.rank: c.signature for c in calls}, policy)
+    odd = [c for c in calls if c.rank in ranks]
+    rest = [c for c in calls if c.rank not in ranks]
+    absent = sorted(set(group.members) - {c.rank for c in calls})
+    confidence: Confidence = "certain" if decided and not absent else "likely"
+    issued = [c.issue_ns for c in calls if c.issue_ns is not None]
+    items = [_item(c) for c in odd[:3]] + [_item(c) for c in rest[:2]]
+    base = Finding(
+        "hang.collective-mismatch",
+        "root",
+        confidence,
+        _sentence(group.label, seq, ranks, odd, rest),
+        ranks=ranks,
+        group=group.label,
+        axis=None if group.axis == "unknown" else group.axis,
+        evidence=tuple(items[: policy.evidence_most]),
+        at_ns=min(issued) if issued else None,
+    )
+    if decided and rest:
+        surplus = _insertion(evidence.ledger, odd, rest[0], policy)
+        if surplus:
+            return base.but(
+                cause="hang.collective-extra",
+                confidence="likely",
+                summary=(
+                    f"{ranks_words(ranks, capital=True)} issued {odd[0].words()} #{seq} of "
+                    f"{group.label}, which the other members never will: without it their "
+                    "sequences agree."
+                ),
+                formula=f"sequence from #{seq + surplus} on = the others' from #{seq} on",
+                excluded=(
+                    ("hang.collective-mismatch", "taking it out makes all later operations equal"),
+                ),
+            )
+    return base.but(
+        excluded=(
+            ("hang.transport", "the signatures differ"),
+            ("hang.collective-extra", "no shift makes the sequences agree"),
+        )
+    )
+
+
+def _sentence(
+    label: str, seq: int, ranks: tuple[int, ...], odd: list[Call], rest: list[Call]
+) -> str:
+    if rest:
+        return (
+            f"{ranks_words(ranks, capital=True)} joined collective #{seq} of {label} with "
+            f"{odd[0].words()}, while {ranks_words(c.rank for c in rest)} brought "
+            f"{rest[0].words()}."
+        )
+    forms = Counter(c.words() for c in odd)
+    listed = " against ".join(f"{form} ({n} ranks)" for form, n in sorted(forms.items()))
+    return f"The members of {label} joined collective #{seq} with different arguments: {listed}."
+
+
+def _item(call: Call) -> Item:
+    when = "" if call.issue_ns is None else f" at {clock(call.issue_ns)}"
+    return Item(
+        call.source, call.locator, f"rank {call.rank} issued {call.words()} as #{call.seq}{when}"
+    )
+
+
+def _insertion(ledger: Ledger, odd: list[Call], normal: Call, policy: Policy) -> int:
+    """How many entries of the culprits are surplus; 0 when it is no insertion."""
+    mine = _sequence(ledger, odd[0], policy)
+    other = _sequence(ledger, normal, policy)
+    for surplus in range(1, policy.insertion_most + 1):
+        shifted = mine[surplus:]
+        overlap = min(len(shifted), len(other))
+        if overlap >= policy.insertion_overlap and shifted[:overlap] == other[:overlap]:
+            return surplus
+    return 0
+
+
+def _sequence(ledger: Ledger, call: Call, policy: Policy) -> list[object]:
+    """Signatures of one rank in one group from `call` on."""
+    rows = np.flatnonzero(
+        (ledger.group == call.group)
+        & (ledger.rank == call.rank)
+        & ~ledger.p2p
+        & (ledger.seq >= call.seq)
+    )
+    rows = rows[np.argsort(ledger.seq[rows], kind="stable")]
+    most = policy.insertion_most + 4 * policy.insertion_overlap
+    return [ledger.call(int(row)).signature for row in rows[:most]]
+
+
+def _fingerprints(evidence: Evidence) -> tuple[dict[int, str], list[Item], list[int]]:
+    """Rank -> what it ran, from DETAIL's messages in exceptions and logs."""
+    prints: dict[int, str] = {}
+    items: list[Item] = []
+    times: list[int] = []
+    for one in evidence.raised:
+        if one.kind.name != "mismatch":
+            continue
+        items.append(one.item)
+        times += [one.at_ns] if one.at_ns is not None else []
+        for rank, _seq, op, shape, dtype in _FINGERPRINT.findall(one.text):
+            prints.setdefault(int(rank), f"{op_word(op)} {dtype_word(dtype)} [{shape}]")
+    for row, fields in logs.events(evidence.collected, "c10d.mismatch"):
+        items.append(logs.item(row))
+        times += [row["time_ns"]] if row["time_ns"] is not None else []
+        told = fields.get("fingerprints")
+        for rank, body in (told if isinstance(told, dict) else {}).items():
+            if rank.isdecimal() and isinstance(body, dict):
+                dtype = dtype_word(str(body.get("dtypes") or ""))
+                words = f"{body.get('op') or 'unknown'} {dtype} {body.get('shape') or '[]'}"
+                prints.setdefault(int(rank), words)
+    return prints, items, times
+
+
+def _from_fingerprints(evidence: Evidence) -> list[Finding]:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: every rank blames another; the odd fingerprint is it."""
+    prints, items, times = _fingerprints(evidence)
+    weight = Counter(prints.values())
+    if len(weight) < 2:
+        return []
+    majority, most = weight.most_common(1)[0]
+    decided = most > len(prints) / 2
+    ranks = tuple(sorted(r for r, p in prints.items() if not decided or p != majority))
+    seen = " against ".join(f"{words} ({n} ranks)" for words, n in weight.most_common())
+    return [
+        Finding(
+            "hang.collective-mismatch",
+            "root",
+            "certain" if decided else "likely",
+            f"{ranks_words(ranks, capital=True)} ran another collective than the other members: "
+            f"{seen}.",
+            ranks=ranks,
+            evidence=tuple(items[:4]),
+            excluded=(("crash.user-exception", "the exception is the check of the backend"),),
+            at_ns=min(times) if times else None,
+        )
+    ]

@@ -1,0 +1,227 @@
+"""One rank sets the pace for all: slow.straggler-compute, slow.straggler-input.
+
+In: busy time of each rank in each step (step minus what was in flight), phases, who came last. Out:
+one root finding and its effect on the others. Busy time also tells where DDP hides the wait inside
+backward, and where peers wait in tp collectives or in the receives of a pipeline.
+
+    busy     #### forward #### backward ####|          rank 2: nothing to wait for
+             ## fwd ##|.. waits ..|## bwd ##|..        others
+
+Ranks of one pipeline stage are compared with each other, since stages may differ by design.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from playbooks.finding import Confidence, Finding, Item
+from playbooks.timeline import COMPUTE, INPUT
+from playbooks.words import ranks_words, seconds
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from playbooks.evidence import Evidence
+    from playbooks.policy import Policy
+
+    Floats = npt.NDArray[np.float64]
+
+PAUSES = ("checkpoint", "evaluation")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that was busy longer than its peers from `onset` on."""
+
+    row: int
+    rank: int
+    peers: tuple[int, ...]
+    """Rows of the ranks it is compared with."""
+    alone: bool
+    """Whether no rank shares its pipeline stage."""
+    onset: int
+    """Index into the steady steps."""
+    excess: float
+    """Median excess over the peers' median, share of the step."""
+    consistency: float
+    changed: bool
+    """Whether it was not slow before the onset."""
+
+
+def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Name the ranks whose busy time exceeds that of their peers, lastingly."""
+    line = evidence.timeline
+    steady = line.steady(policy.warmup_steps)
+    if len(line.ranks) < 2 or steady.size < policy.straggler_steps or not len(evidence.ledger):
+        return []
+    busy = line.busy[:, steady]
+    step = np.median(line.seconds[:, steady], axis=0)
+    if not (step > 0).all():
+        return []
+    found = [s for row in range(len(line.ranks)) if (s := _slow(evidence, policy, row, busy, step))]
+    if not found:
+        return []
+    top = max(s.excess for s in found)
+    slow = [s for s in found if s.excess >= 0.5 * top]
+    return _findings(evidence, policy, slow, steady, busy, step)
+
+
+def _peers(evidence: Evidence, row: int) -> tuple[tuple[int, ...], bool]:
+    """Rows to compare with: those of the same stage, else all others."""
+    ranks = evidence.timeline.ranks
+    others = [i for i in range(len(ranks)) if i != row]
+    stage = evidence.stages.get(ranks[row])
+    same = [i for i in others if evidence.stages.get(ranks[i]) == stage]
+    return (tuple(same), False) if same else (tuple(others), True)
+
+
+def _slow(evidence: Evidence, policy: Policy, row: int, busy: Floats, step: Floats) -> Slow | None:
+    peers, alone = _peers(evidence, row)
+    typical = np.median(busy[list(peers)], axis=0)
+    excess = (busy[row] - typical) / step
+    # The suffix with the largest sum above half the threshold: where the slowness set in.
+    gain = np.clip(excess, -1, 1) - policy.straggler_share / 2
+    sums = np.cumsum(gain[::-1])[::-1]
+    onset = int(np.argmax(sums))
+    window = excess[onset:]
+    if window.size < policy.straggler_steps or sums[onset] <= 0:
+        return None
+    median = float(np.median(window))
+    steadiness = float(np.mean(window >= policy.straggler_share / 2))
+    if median < policy.straggler_share or steadiness < policy.straggler_consistency:
+        return None
+    before = excess[:onset]
+    changed = before.size >= 2 and float(np.median(before)) < median / 2
+    ratio = float(np.median(busy[row, onset:])) / max(float(np.median(typical[onset:])), 1e-9)
+    if alone and not changed and ratio < policy.straggler_alone_ratio:
+        return None
+    rank = evidence.timeline.ranks[row]
+    return Slow(row, rank, peers, alone, onset, median, steadiness, changed)
+
+
+def _over(matrix: Floats | None, slow: Slow, columns: npt.NDArray[np.int64]) -> float | None:
+    """Median seconds by which the rank exceeds its peers in `matrix` from the onset on."""
+    if matrix is None:
+        return None
+    part = matrix[:, columns[slow.onset :]]
+    return float(np.median(part[slow.row] - np.median(part[list(slow.peers)], axis=0)))
+
+
+def _confidence(policy: Policy, slow: list[Slow], known: bool) -> Confidence:
+    """Certain only for one rank that became slower than itself, strongly and steadily."""
+    one = slow[0]
+    if any(s.alone and not s.changed for s in slow):
+        return "possible"
+    strong = one.excess >= 2 * policy.straggler_share and one.consistency >= 0.9
+    return "certain" if len(slow) == 1 and known and strong and one.changed else "likely"
+
+
+def _findings(
+    evidence: Evidence,
+    policy: Policy,
+    slow: list[Slow],
+    steady: npt.NDArray[np.int64],
+    busy: Floats,
+    step: Floats,
+) -> list[Finding]:
+    line = evidence.timeline
+    one = max(slow, key=lambda s: s.excess)
+    total = _over(line.busy, one, steady) or 0.0
+    parts = {
+        "input": _over(line.summed(INPUT), one, steady),
+        "pause": _over(line.summed(PAUSES), one, steady),
+    }
+    need = policy.straggler_cause_share * total
+    if (parts["pause"] or 0.0) >= need:
+        return []  # saving or evaluating on one rank is no slowness of the rank
+    by_input = (parts["input"] or 0.0) >= need
+    cause = "slow.straggler-input" if by_input else "slow.straggler-compute"
+    ranks = tuple(sorted(s.rank for s in slow))
+    first = int(line.steps[steady[one.onset]])
+    own = float(np.median(busy[one.row, one.onset :]))
+    others = float(np.median(np.median(busy[list(one.peers)], axis=0)[one.onset :]))
+    whole = float(np.median(step[one.onset :]))
+    what = "waits for its data" if by_input else "computes"
+    since = f" since step {first}" if one.onset > 0 else ""
+    verb = what if len(ranks) == 1 else what.replace("waits", "wait").replace("computes", "compute")
+    lost = seconds(max(own - others, 0.0))
+    text = (
+        f"{ranks_words(ranks, capital=True)} {verb} {lost} longer than "
+        f"{'its' if len(ranks) == 1 else 'their'} peers in every step{since}, "
+        f"and all others wait for it ({one.excess:.0%} of the step)."
+    )
+    formula = (
+        f"(busy {seconds(own)} - peers' median {seconds(others)}) / step {seconds(whole)} = "
+        f"{one.excess:.0%}"
+    )
+    root = Finding(
+        cause,
+        "root",
+        _confidence(policy, slow, bool(line.phases)),
+        text,
+        ranks=ranks,
+        evidence=tuple(_items(evidence, one, steady, first)),
+        excluded=tuple(_excluded(one, by_input, parts["input"], total)),
+        formula=formula,
+        at_ns=int(line.start_ns[one.row, steady[one.onset]]),
+    )
+    waits = Finding(
+        "slow.comm-exposed",
+        "effect",
+        "likely",
+        f"The other {len(line.ranks) - len(ranks)} ranks spend about {lost} of each step waiting "
+        "inside collectives.",
+        caused_by=cause,
+    )
+    return [root, waits]
+
+
+def _excluded(one: Slow, by_input: bool, data: float | None, total: float) -> list[tuple[str, str]]:
+    out = []
+    if data is not None and total > 0:
+        share = max(data, 0.0) / total
+        other = "slow.straggler-compute" if by_input else "slow.straggler-input"
+        out.append((other, f"its data phase explains {share:.0%} of the excess"))
+    if not one.alone:
+        out.append(("slow.stage-imbalance", "other ranks of its stage are not slow"))
+    out.append(
+        ("slow.work-imbalance", f"it was the slow one in {one.consistency:.0%} of the steps")
+    )
+    return out
+
+
+def _items(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], first: int) -> list[Item]:
+    line = evidence.timeline
+    last = int(line.steps[steady[-1]])
+    place = f"steps {first}..{last}"
+    items = []
+    for phase in (*INPUT, *COMPUTE):
+        matrix = line.phases.get(phase)
+        over = _over(matrix, one, steady)
+        if matrix is None or over is None or abs(over) < 0.02 * float(np.nanmedian(line.seconds)):
+            continue
+        own = float(np.median(matrix[one.row, steady[one.onset :]]))
+        text = f"rank {one.rank} spends {seconds(own)} in {phase}, {seconds(abs(over))} "
+        text += "more than its peers" if over > 0 else "less than its peers"
+        items.append(Item(f"ranks/{one.rank:05d}", f"{place}, phase {phase}", text))
+    items.append(_last_item(evidence, one, steady, place))
+    return items
+
+
+def _last_item(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], place: str) -> Item:
+    """How often the rank came last, and how little it waited."""
+    ledger, line = evidence.ledger, evidence.timeline
+    waited = np.median(line.in_flight[:, steady[one.onset :]], axis=1)
+    others = float(np.median(waited[list(one.peers)]))
+    found = ledger.arrivals
+    issue = ledger.issue[ledger.instances.rows[ledger.instances.first[found.instance]]]
+    since = issue >= line.start_ns[one.row, steady[one.onset]]
+    share = float(np.mean(found.last_rank[since] == one.rank)) if since.any() else 0.0
+    text = (
+        f"operations of rank {one.rank} are in flight for {seconds(float(waited[one.row]))} of a "
+        f"step, its peers' for {seconds(others)}; it came last into {share:.0%} of all collectives"
+    )
+    return Item("ledger", place, text)

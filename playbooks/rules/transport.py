@@ -1,0 +1,59 @@
+"""Everybody is inside the same operation and nobody leaves: hang.transport.
+
+In: pending operations without an absent member. Out: one root finding, at most likely, and only
+when every member of the group was seen inside; with a rank's records missing the answer is open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from playbooks.finding import Finding, Item
+from playbooks.words import ranks_words
+
+if TYPE_CHECKING:
+    from playbooks.evidence import Evidence
+    from playbooks.policy import Policy
+
+
+def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """All in, none out, signatures equal, nobody dead."""
+    if not evidence.stopped or evidence.gone or evidence.ledger.differing.size:
+        return []
+    if evidence.waits.ends():
+        return []
+    for waits in evidence.waits.entered():
+        group = evidence.groups[waits[0].call.group]
+        entered = {w.call.rank for w in waits}
+        if not group.declared or entered != set(group.members) or len(entered) < 2:
+            continue
+        if evidence.missing:
+            return []
+        call = waits[0].call
+        seen = evidence.hang is not None or bool(evidence.ledger.failed.any())
+        text = (
+            f"All {len(entered)} members of {group.label} entered {call.words()} #{call.seq} with "
+            "equal arguments and none left it; no component is named."
+        )
+        items = [
+            Item(w.call.source, w.call.locator, f"rank {w.call.rank} in {call.op} #{call.seq}")
+            for w in waits[: policy.evidence_most]
+        ]
+        return [
+            Finding(
+                "hang.transport",
+                "root",
+                "likely" if seen else "possible",
+                text,
+                group=group.label,
+                axis=None if group.axis == "unknown" else group.axis,
+                evidence=tuple(items + evidence.hang_items),
+                excluded=(
+                    ("hang.rank-stalled", "no member is missing"),
+                    ("hang.collective-mismatch", "the signatures agree"),
+                    ("hang.rank-died", f"{ranks_words(entered)} live"),
+                ),
+                at_ns=(evidence.hang or {}).get("since_ns") or call.issue_ns,
+            )
+        ]
+    return []
