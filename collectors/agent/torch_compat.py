@@ -13,8 +13,11 @@ value whether it was there, so that an older or newer torch loses a column and n
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,9 +80,22 @@ def on_new_group(torch: Any, made: Callable[[Any, list[int]], None]) -> None:
 
 
 def hook_group(group: Any, pre: Callable[[Any], None], post: Callable[[Any], None]) -> None:
-    """Register the official hooks on one group."""
+    """Register the official hooks on one group, until the interpreter ends.
+
+    A group that outlives the interpreter (no destroy_process_group) would free our Python hooks
+    from C++ after it: SIGSEGV at the exit of a healthy job. So they are taken off before.
+    """
     group.register_pre_hook(_HOOK_ID, pre)
     group.register_post_hook(_HOOK_ID, post)
+    atexit.register(_unhook, weakref.ref(group))
+
+
+def _unhook(reference: Callable[[], Any]) -> None:
+    group = reference()
+    if group is not None:
+        with contextlib.suppress(Exception):  # the job's exit is not the place to complain
+            group.unregister_pre_hook(_HOOK_ID)
+            group.unregister_post_hook(_HOOK_ID)
 
 
 def _tensors(value: Any) -> Iterator[Any]:
