@@ -55,7 +55,7 @@ class Copy:
     def __init__(self, path: str) -> None:
         self._path = path
         self._size = 0
-        self._dropped = 0
+        self._total = 0
         self._head = 0
         self._fd = -1
         if path:
@@ -78,12 +78,14 @@ class Copy:
     def _open(self) -> None:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._fd).st_size
+        self._total = self._total or self._size
 
     def _append(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
         self._size += len(data)
+        self._total += len(data)
         if self._size > LIMIT:
             self._cut()
 
@@ -95,8 +97,8 @@ class Copy:
         head = os.pread(self._fd, self._head, 0)
         tail = os.pread(self._fd, TAIL, self._size - TAIL)
         tail = tail[tail.find(b"\n") + 1 :]
-        self._dropped += self._size - len(head) - len(tail)
-        note = b"[... %d bytes left out by diag ...]\n" % self._dropped
+        dropped = self._total - len(head) - len(tail)
+        note = b"[... %d bytes left out by diag ...]\n" % dropped
         fresh = Path(self._path + ".new")
         fresh.write_bytes(head + note + tail)
         os.close(self._fd)

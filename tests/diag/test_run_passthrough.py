@@ -42,7 +42,9 @@ def test_the_exit_code_is_the_jobs_own(tmp_path: Path, script: str, code: int) -
 def test_a_command_that_is_not_there_is_127_and_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, "no-such-program-anywhere")
     assert done.returncode == 127
-    assert done.stderr == b"diag: cannot start no-such-program-anywhere: No such file or directory\n"
+    assert (
+        done.stderr == b"diag: cannot start no-such-program-anywhere: No such file or directory\n"
+    )
     assert not (tmp_path / "r").exists()
 
 
