@@ -2,7 +2,7 @@
 
 In: the `faults` section and this rank. Out: one object that the loop calls at its seams; without a
 fault, or on another rank, every call does nothing.
-Each fault does the real thing (a signal, an open() that blocks, a collective of another shape, a
+Each fault does the real thing (a signal, a read() that blocks, a collective of another shape, a
 slower computation, an allocation that cannot succeed); nothing is only printed or pretended.
 """
 
@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from trainer.data import as_named
 
 if TYPE_CHECKING:
     from trainer.config import FaultConfig
@@ -57,7 +59,7 @@ class RankDies(Fault):
 
 
 class RankStalls(Fault):
-    """The file to read next is a pipe that nobody writes to: open() blocks in the kernel.
+    """The file to read next is a pipe into which nobody writes: read() blocks in the kernel.
 
     After `seconds` (default: an hour) a writer comes with the file's true bytes and all goes on.
     """
@@ -65,16 +67,15 @@ class RankStalls(Fault):
     def begin(self, step: int, loader: Loader) -> None:
         super().begin(step, loader)
         if step == self.at:
-            loader.locate = lambda shard: self._pipe(shard, loader)
+            loader.locate = partial(self._pipe, loader)
 
-    def _pipe(self, shard: Path, loader: Loader) -> Path:
-        loader.locate = lambda path: path
-        pipe = Path(tempfile.mkdtemp(prefix="stalled-")) / shard.name
-        os.mkfifo(pipe)
-        timer = threading.Timer(self.seconds or 3600.0, _feed, (shard, pipe))
+    def _pipe(self, loader: Loader, shard: Path) -> Path:
+        loader.locate = as_named
+        ends = os.pipe()
+        timer = threading.Timer(self.seconds or 3600.0, _feed, (shard, *ends))
         timer.daemon = True
         timer.start()
-        return pipe
+        return Path(f"/proc/self/fd/{ends[0]}")
 
 
 class CollectiveMismatch(Fault):
@@ -134,12 +135,11 @@ def make(config: FaultConfig, rank: int, device: torch.device) -> Fault:
     return kinds[config.kind](config)
 
 
-def _feed(shard: Path, pipe: Path) -> None:
+def _feed(shard: Path, reading: int, writing: int) -> None:
     """End a stall: write the file's bytes into the pipe, whose reader may leave before the end."""
+    os.close(reading)  # the loader holds its own by now; once that is closed, writing fails
     try:
-        with pipe.open("wb") as sink, shard.open("rb") as source:
+        with open(writing, "wb") as sink, shard.open("rb") as source:
             shutil.copyfileobj(source, sink)
     except BrokenPipeError:
         pass  # the reader had what it needed
-    finally:
-        shutil.rmtree(pipe.parent)

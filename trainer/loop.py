@@ -141,4 +141,3 @@ def held_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (each step: no Path)
         return int(file.read().split()[1]) * resource.getpagesize()
-

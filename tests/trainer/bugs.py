@@ -5,7 +5,6 @@ A test plants each and asks whether the comparison with one process notices.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -15,6 +14,11 @@ from trainer import optim
 from trainer.model import IGNORE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor, nn
+
     from trainer.data import Microbatch
     from trainer.loop import Trainer
 
@@ -32,7 +36,7 @@ def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
     return plant(trainer)
 
 
-def _loss_by_local_tokens(divisor: int):  # noqa: ANN202
+def _loss_by_local_tokens(divisor: int) -> Callable[[Trainer], AbstractContextManager[object]]:
     """Each replica divides by its own tokens; then dp sums (divisor 1) or averages."""
 
     def plant(trainer: Trainer) -> AbstractContextManager[object]:
@@ -49,7 +53,7 @@ def _local_norm(trainer: Trainer) -> AbstractContextManager[object]:
     """Each rank clips by the norm of what it holds; the norm that is shown stays true."""
     real = optim.clip
 
-    def clip(parameters, norm, limit):  # noqa: ANN001, ANN202
+    def clip(parameters: Mapping[str, nn.Parameter], norm: Tensor, limit: float) -> None:
         own = torch.stack([p.grad.square().sum() for p in parameters.values()]).sum().sqrt()
         real(parameters, own, limit)
 

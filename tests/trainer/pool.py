@@ -20,7 +20,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from collectors import annotate
 from tests.trainer import bugs
+from tests.trainer.recorder import Recorder
 from trainer.loop import Trainer
 from trainer.settings import load
 
@@ -28,7 +30,7 @@ WORLD = 4
 STEPS = 3
 
 
-class Disagreement(Exception):
+class DisagreementError(Exception):
     """Ranks that must hold the same do not."""
 
 
@@ -50,6 +52,8 @@ class Outcome:
     gradients: list[dict[str, np.ndarray]] = field(default_factory=list)
     """By step and parameter, after clipping."""
     weights: dict[str, np.ndarray] = field(default_factory=dict)
+    heard: list[Recorder] = field(default_factory=list)
+    """What each rank told whoever listens, by rank."""
 
 
 @dataclass
@@ -63,6 +67,8 @@ class Part:
 
 def train(case: Case, world: int) -> Part:
     """Run the case on this rank of `world`."""
+    recorder = Recorder()
+    annotate.listen(recorder)
     config = load(list(case.settings), world)
     trainer = Trainer(config, world, torch.device("cpu"))
     out = Outcome()
@@ -78,9 +84,9 @@ def train(case: Case, world: int) -> Part:
             out.gradients.append(
                 {path: p.grad.numpy().copy() for path, p in trainer.built.parameters.items()}
             )
-    out.weights = {
-        path: p.detach().numpy().copy() for path, p in trainer.built.parameters.items()
-    }
+    out.weights = {path: p.detach().numpy().copy() for path, p in trainer.built.parameters.items()}
+    out.heard = [recorder]
+    annotate.listen(None)
     return Part(out, dict(trainer.built.dims), trainer.mesh["tp"].index)
 
 
@@ -90,19 +96,18 @@ def whole(case: Case) -> Outcome:
 
 
 def together(parts: list[Part]) -> Outcome:
-    """One outcome from all ranks'; Disagreement where ranks that must agree do not."""
+    """One outcome from all ranks'; DisagreementError where ranks that must agree do not."""
     first = parts[0].outcome
     for part in parts[1:]:
         if part.outcome.losses != first.losses or part.outcome.norms != first.norms:
-            raise Disagreement("ranks saw different losses or gradient norms")
+            raise DisagreementError("ranks saw different losses or gradient norms")
     return Outcome(
         losses=first.losses,
         norms=first.norms,
         tokens=first.tokens,
-        gradients=[
-            _join([(p, p.outcome.gradients[step]) for p in parts]) for step in range(STEPS)
-        ],
+        gradients=[_join([(p, p.outcome.gradients[step]) for p in parts]) for step in range(STEPS)],
         weights=_join([(p, p.outcome.weights) for p in parts]),
+        heard=[part.outcome.heard[0] for part in parts],
     )
 
 
@@ -116,7 +121,7 @@ def _join(held: list[tuple[Part, dict[str, np.ndarray]]]) -> dict[str, np.ndarra
             at = part.tp if path in part.dims else 0
             known = pieces.setdefault(at, value)
             if not np.array_equal(known, value):
-                raise Disagreement(f"replicas of {path} differ")
+                raise DisagreementError(f"replicas of {path} differ")
         dim = holders[0][0].dims.get(path, 0)
         joined[path] = np.concatenate([pieces[i] for i in sorted(pieces)], axis=dim)
     return joined

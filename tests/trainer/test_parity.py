@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.trainer.pool import STEPS, Case, Disagreement, Outcome, Pool, whole
+from tests.trainer.pool import STEPS, Case, DisagreementError, Outcome, Pool, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,9 +95,7 @@ def worst(ours: Outcome, true: Outcome) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_equals_one_process(
-    layout: str, pool: Pool, text: Path, reference: Outcome
-) -> None:
+def test_layout_equals_one_process(layout: str, pool: Pool, text: Path, reference: Outcome) -> None:
     ours = pool.run(Case((*SMALL, f"data.path={text}", *LAYOUTS[layout])))
     difference, where = worst(ours, reference)
     assert difference < RELATIVE, f"{where} differs by {difference:.1e}"
@@ -148,7 +146,40 @@ def test_planted_bug_is_seen(
         settings = (*settings, "parallel.pp=2")
     try:
         ours = pool.run(Case(settings, bug))
-    except Disagreement:  # ranks that hold the same parameter went apart: seen even earlier
+    except DisagreementError:  # ranks that hold the same parameter went apart: seen even earlier
         return
     difference, where = worst(ours, reference)
     assert difference > least, f"only {where} differs, by {difference:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "relative"), [("float32", 1e-5), ("bfloat16", 2e-2)], ids=["float32", "bfloat16"]
+)
+def test_lower_precision_stays_near(
+    dtype: str, relative: float, pool: Pool, text: Path, reference: Outcome
+) -> None:
+    layout = ("parallel.tp=2", "parallel.pp=2", f"train.dtype={dtype}")
+    ours = pool.run(Case((*SMALL, f"data.path={text}", *layout)))
+    assert apart(np.array(ours.losses), np.array(reference.losses)) < relative
+    assert apart(np.array(ours.norms), np.array(reference.norms)) < 10 * relative
+
+
+def test_what_ranks_tell_names_their_axes(pool: Pool, text: Path) -> None:
+    layout = ("parallel.tp=2", "parallel.pp=2", "mesh.order=dp,pp,tp")
+    heard = pool.run(Case((*SMALL, f"data.path={text}", *layout))).heard
+    assert [one.coordinates for one in heard] == [
+        {"dp": 0, "pp": pp, "tp": tp} for pp in (0, 1) for tp in (0, 1)
+    ]
+    assert {one.order for one in heard} == {("dp", "pp", "tp")}
+    for one in heard:
+        assert sorted(one.groups.values()) == ["pp", "tp"]
+        assert one.steps == list(range(STEPS))
+        assert one.nested == []
+        for step in range(STEPS):
+            for phase in ("forward", "backward"):
+                mine = [(m, s) for n, p, m, s in one.phases if n == step and p == phase]
+                assert mine == [(m, one.coordinates["pp"]) for m in range(8)]
+    same = [
+        [name for name, axis in one.groups.items() if axis == "tp"] for one in (heard[0], heard[1])
+    ]
+    assert same[0] == same[1]

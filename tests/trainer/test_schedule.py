@@ -1,0 +1,88 @@
+"""A schedule that deadlocks, forgets a microbatch or holds too many activations stops a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.parallel.schedule import Action, Kind, one_forward_one_backward
+
+SHAPES = [(p, m) for p in range(1, 9) for m in (1, 2, 3, 4, 7, 8, 16, 33)]
+MIRROR = {Kind.SEND_OUTPUT: Kind.RECV_INPUT, Kind.SEND_GRADIENT: Kind.RECV_GRADIENT}
+
+
+def batches(actions: list[Action]) -> list[list[Action]]:
+    """What the executor starts at once: adjacent moves with one peer."""
+    from trainer.parallel.pipeline import _moves_together
+
+    return list(_moves_together(actions))
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+def test_every_microbatch_goes_forward_and_back_once(stages: int, microbatches: int) -> None:
+    for stage, actions in enumerate(one_forward_one_backward(stages, microbatches)):
+        assert {action.stage for action in actions} == {stage}
+        for kind in (Kind.FORWARD, Kind.BACKWARD):
+            assert [a.microbatch for a in actions if a.kind is kind] == list(range(microbatches))
+        moved = {kind for kind in Kind if any(a.kind is kind for a in actions)}
+        assert (Kind.RECV_INPUT in moved) == (Kind.SEND_GRADIENT in moved) == (stage > 0)
+        assert (Kind.SEND_OUTPUT in moved) == (Kind.RECV_GRADIENT in moved) == (stage < stages - 1)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+def test_in_flight_is_bounded(stages: int, microbatches: int) -> None:
+    for stage, actions in enumerate(one_forward_one_backward(stages, microbatches)):
+        held = most = 0
+        for action in actions:
+            held += {Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0)
+            most = max(most, held)
+        assert most == min(stages - stage, microbatches)
+        assert held == 0
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+def test_it_runs_to_the_end_even_when_every_send_waits_for_its_receive(
+    stages: int, microbatches: int
+) -> None:
+    """The strictest backend: a batch of moves ends only when the peer has started its halves."""
+    schedules = [batches(actions) for actions in one_forward_one_backward(stages, microbatches)]
+    at = [0] * stages
+    started: set[Action] = set()
+    done: set[Action] = set()
+    moved = True
+    while moved:
+        moved = False
+        for stage, steps in enumerate(schedules):
+            if at[stage] == len(steps):
+                continue
+            step = steps[at[stage]]
+            started.update(step)
+            if all(_can_end(action, started, done, stages) for action in step):
+                done.update(step)
+                at[stage] += 1
+                moved = True
+    assert at == [len(steps) for steps in schedules], "the schedule deadlocks"
+
+
+def _can_end(action: Action, started: set[Action], done: set[Action], stages: int) -> bool:
+    """Whether what the action needs is there."""
+    s, m = action.stage, action.microbatch
+    if action.kind is Kind.FORWARD:
+        return s == 0 or Action(Kind.RECV_INPUT, s, m) in done
+    if action.kind is Kind.BACKWARD:
+        forward = Action(Kind.FORWARD, s, m) in done
+        return forward and (s == stages - 1 or Action(Kind.RECV_GRADIENT, s, m) in done)
+    if action.kind in MIRROR:
+        made = Kind.FORWARD if action.kind is Kind.SEND_OUTPUT else Kind.BACKWARD
+        given = Action(MIRROR[action.kind], action.peer, m) in started
+        return Action(made, s, m) in done and given
+    back = next(send for send, receive in MIRROR.items() if receive is action.kind)
+    return Action(back, action.peer, m) in started
+
+
+def test_three_stages_four_microbatches_as_drawn() -> None:
+    drawn = ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
+    ours = [
+        " ".join(str(a) for a in actions if not a.moves)
+        for actions in one_forward_one_backward(3, 4)
+    ]
+    assert ours == drawn

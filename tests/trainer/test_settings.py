@@ -1,0 +1,161 @@
+"""A wrong configuration is refused at once, with every reason and what to type instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Config, ConfigError
+from trainer.layout import Layout, legal, microbatches, resolve, stage_layers
+from trainer.settings import load, usage
+
+SMALL = str(Path(__file__).parents[2] / "trainer/configs/small.toml")
+
+
+def refused(*arguments: str, world: int = 4) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(list(arguments), world)
+    return caught.value.problems
+
+
+def test_arguments_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[train]\nsteps = 7\nseed = 3\n[mesh]\norder = ["tp", "dp", "pp"]\n')
+    config = load(["--config", str(file), "train.steps=9", "optim.lr=1"], 1)
+    assert (config.train.steps, config.train.seed, config.optim.lr) == (9, 3, 1.0)
+    assert config.mesh.order == ("tp", "dp", "pp")
+    assert load(["mesh.order=dp,tp,pp"], 1).mesh.order == ("dp", "tp", "pp")
+    assert load(["data.path=3"], 1).data.path == "3"
+
+
+def test_small_config_fits_every_layout_of_four_ranks() -> None:
+    for layout in ("dp=4", "tp=4", "pp=4"):
+        assert resolve(load(["--config", SMALL, f"parallel.{layout}"], 4), 4).world == 4
+    config = load(["--config", SMALL, "parallel.tp=2", "parallel.pp=2"], 4)
+    assert resolve(config, 4) == Layout(dp=1, tp=2, pp=2)
+    assert microbatches(config, Layout(dp=1, tp=2, pp=2)) >= 4
+
+
+def test_unknown_keys_name_the_nearest() -> None:
+    found = refused("parallel.tpp=2", "modle.heads=4", "train.stepz=3", "zzz=1")
+    assert "parallel.tpp; did you mean parallel.tp?" in found[0]
+    assert "modle.heads; did you mean model.heads?" in found[1]
+    assert "train.stepz; did you mean train.steps?" in found[2]
+    assert "zzz" in found[3]
+
+
+def test_all_problems_at_once() -> None:
+    found = refused(
+        "train.steps=many",
+        "train.dtype=float23",
+        "model.norm=rms",
+        "faults.kind=rank-dead",
+        "optim.lr=true",
+        "--verbose",
+        "mesh.order=[1,{a=2}]",
+    )
+    text = "\n".join(found)
+    assert "train.steps=many must be a whole number" in text
+    assert "did you mean train.dtype=float32?" in text or "train.dtype=float64?" in text
+    assert "did you mean model.norm=rmsnorm?" in text
+    assert "did you mean faults.kind=rank-dies?" in text
+    assert "optim.lr=True must be a number" in text
+    assert "--verbose" in text
+
+
+def test_values_out_of_range_are_all_named() -> None:
+    found = refused(
+        "train.steps=0", "optim.beta1=1.5", "optim.lr=nan", "faults.kind=oom", "faults.rank=4"
+    )
+    text = "\n".join(found)
+    for words in (
+        "train.steps=0 must be more than 0",
+        "optim.beta1=1.5 must be below 1",
+        "optim.lr=nan must be a finite number",
+        "faults.rank=4 is not one of 4 ranks",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "world", "words"),
+    [
+        (("parallel.tp=3",), 4, "= 3, but there are 4 ranks"),
+        (("parallel.dp=4", "parallel.pp=2"), 4, "= 8, but there are 4 ranks"),
+        (("parallel.tp=8",), 8, "parallel.tp=8 exceeds model.kv_heads=4"),
+        (("parallel.tp=4", "model.mlp=90"), 4, "does not divide model.mlp=90 (parallel.tp=2)"),
+        (("parallel.pp=8",), 8, "parallel.pp=8 stages exceed model.layers=4"),
+        (("train.global_batch=6", "train.microbatch=2"), 4, "(train.global_batch=8)"),
+        (("model.heads=7", "model.kv_heads=7"), 1, "(model.heads=8)"),
+        (("model.kv_heads=3",), 1, "model.kv_heads=3 does not divide model.heads=8"),
+        (("model.width=24", "model.heads=8"), 1, "a head is 3 wide"),
+        (("mesh.order=tp,dp",), 1, "must name each of pp, dp, tp once"),
+    ],
+)
+def test_layouts_that_cannot_work(arguments: tuple[str, ...], world: int, words: str) -> None:
+    found = refused(*arguments, world=world)
+    assert any(words in problem for problem in found), found
+    assert all("=" in problem for problem in found), "each problem names a flag"
+
+
+def test_nearest_layouts_are_legal_and_near() -> None:
+    found = refused("parallel.tp=8", world=8)
+    nearest = found[-1]
+    assert "nearest layouts that fit 8 ranks: parallel.tp=4 parallel.pp=1 (dp=2)" in nearest
+    for one in legal(load([], 1), 8):
+        assert load([f"parallel.tp={one.tp}", f"parallel.pp={one.pp}"], 8)
+    assert "no layout of 7 ranks fits" in refused("parallel.tp=7", world=7)[-1]
+
+
+def test_a_problem_of_the_model_alone_is_no_problem_of_the_layout() -> None:
+    assert len(refused("model.kv_heads=3", world=1)) == 1
+
+
+@pytest.mark.parametrize("layers", range(1, 12))
+def test_stages_share_all_layers_evenly(layers: int) -> None:
+    for stages in range(1, layers + 1):
+        split = stage_layers(layers, stages)
+        assert [layer for stage in split for layer in stage] == list(range(layers))
+        assert max(map(len, split)) - min(map(len, split)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"[train\n", "is not TOML"), (b"\xff\xfe", "is not TOML"), (b"steps = 1\n", "outside a")],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(content)
+    found = refused("--config", str(file))
+    assert len(found) == 1
+    assert words in found[0]
+    assert "\n" not in found[0]
+
+
+def test_usage_documents_every_key() -> None:
+    text = usage()
+    for section in fields(Config):
+        for field in fields(type(section.default)):
+            assert f"  {section.name}.{field.name}=" in text
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 3), ("3", 0)])
+def test_command_line_refuses_on_rank_0_without_a_traceback(rank: str, lines: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "trainer", "parallel.tp=3"],
+        env={**os.environ, "RANK": rank, "WORLD_SIZE": "4"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [one for one in done.stderr.splitlines() if not one.startswith("import time:")]
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(said) == lines
+    assert all(line.startswith("trainer: ") for line in said)
+    assert "| torch" not in done.stderr, "torch was imported to refuse a configuration"
