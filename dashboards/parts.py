@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import dash_mantine_components as dmc
 import plotly.graph_objects as go
-from dash import Input, Output, dcc, html
+from dash import ClientsideFunction, Input, Output, State, dcc, html
 
 from dashboards.figures.theme import Drawn, Missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dash import Dash
     from dash.development.base_component import Component
 
     from dashboards.figures.selection import Selection
@@ -51,13 +52,14 @@ def plot(
         "displaylogo": False,
         "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
         "toImageButtonOptions": {"format": "png", "filename": name, "scale": 2},
-        "doubleClick": "reset",
+        "doubleClick": "autosize",
         "responsive": True,
         **(config or {}),
     }
     return card(
         title,
         html.Div(id=f"{name}-notice"),
+        dcc.Store(id=f"{name}-fresh"),
         html.Div(
             dcc.Graph(id=name, figure=go.Figure(), config=settings, style={"height": "100%"}),
             id=f"{name}-place",
@@ -72,22 +74,35 @@ def plot(
 def plot_outputs(name: str) -> list[Output]:
     """The outputs of one plot, in the order of `fill`."""
     return [
-        Output(name, "figure"),
+        Output(f"{name}-fresh", "data"),
         Output(f"{name}-place", "style"),
         Output(f"{name}-notice", "children"),
     ]
 
 
+def keep_zoom(app: Dash, *names: str) -> None:
+    """Let the browser put each fresh figure in place, with the zoom that the reader has there."""
+    for name in names:
+        app.clientside_callback(
+            ClientsideFunction("diag", "keep"),
+            Output(name, "figure"),
+            Input(f"{name}-fresh", "data"),
+            State(name, "figure"),
+        )
+
+
 def fill(result: Drawn | Missing, keep: str) -> list[Any]:
     """Values for `plot_outputs`; zoom survives as long as `keep` stays the same."""
     if isinstance(result, Missing):
-        return [go.Figure(), {"display": "none"}, notice(result.what, result.how)]
-    result.figure.update_layout(uirevision=keep)
+        return [None, {"display": "none"}, notice(result.what, result.how)]
+    layout = result.figure.layout
+    home = {n: list(layout[n].range) for n in ("xaxis", "yaxis") if layout[n].range is not None}
+    layout.meta = {"keep": keep, "home": home}
     above = [
         dmc.Text(result.note, size="sm", c="dimmed") if result.note else None,
         *(legend(title, entries) for title, entries in result.legend),
     ]
-    size = {"display": "block", "height": f"{result.figure.layout.height}px"}
+    size = {"display": "block", "height": f"{layout.height}px"}
     return [result.figure, size, dmc.Stack(above, gap=6, mb="xs")]
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _PERCENT = {
     "range": [0, 100],
-    "ticksuffix": " %",
     "fixedrange": True,
     "tickvals": [*range(0, 101, 20)],
+    "ticktext": [f"{p} %" for p in range(0, 101, 20)],
 }
 _SIDES = {"l": 8, "r": 28, "t": 8, "b": 8}
 

@@ -149,7 +149,7 @@ def _marks(
         name="NIC",
         showlegend=False,
         text=[plain(n.name) for n in nics],
-        textposition="top center",
+        textposition=["top center" if at[n.name][1] > 0 else "bottom center" for n in nics],
         marker={"size": 22, "symbol": "diamond", "opacity": 1, "color": "#8A6FC2"},
         hovertext=[
             f"<b>{plain(n.name)}</b>"

@@ -23,6 +23,7 @@ from dashboards.parts import (
     facts,
     fill,
     filter_bar,
+    keep_zoom,
     notice,
     plot,
     plot_outputs,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 PATH = "/"
 TITLE = "Overview"
 ICON = "overview"
+PLOTS = ("time-bar", "step-time", "loss", "per-rank")
 
 
 def layout(view: View, chosen: Selection) -> Component:
@@ -116,14 +118,8 @@ def register(app: Dash, runs: Runs) -> None:
     app.callback(
         [Output("overview-answer", "children"), Output("overview-others", "children")], *INPUTS
     )(words)
-    app.callback(
-        [
-            output
-            for name in ("time-bar", "step-time", "loss", "per-rank")
-            for output in plot_outputs(name)
-        ],
-        *INPUTS,
-    )(plots)
+    app.callback([output for name in PLOTS for output in plot_outputs(name)], *INPUTS)(plots)
+    keep_zoom(app, *PLOTS)
 
 
 def about(view: View) -> Component:

@@ -15,7 +15,7 @@ from dashboards.address import parse
 from dashboards.figures.selection import Selection, ranks_of, step_span
 from dashboards.figures.theme import theme_of
 from dashboards.figures.timeline import timeline
-from dashboards.parts import INPUTS, fill, filter_bar, notice, plot, plot_outputs
+from dashboards.parts import INPUTS, fill, filter_bar, keep_zoom, notice, plot, plot_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +76,7 @@ def register(app: Dash, runs: Runs) -> None:
         prevent_initial_call=True,
     )(zoomed)
     app.callback(plot_outputs("timeline"), *INPUTS, Input("window", "data"))(draw)
+    keep_zoom(app, "timeline")
 
 
 def window_of(moved: Mapping[str, Any] | None) -> Any:

@@ -15,7 +15,7 @@ from collectors.topology.graph import Gpu, Link, Nic, Topology
 from dashboards.address import parse, rank_text
 from dashboards.figures.theme import Missing, theme_of
 from dashboards.figures.topology import topology
-from dashboards.parts import INPUTS, card, fill, notice, plot, plot_outputs, table
+from dashboards.parts import INPUTS, card, fill, keep_zoom, notice, plot, plot_outputs, table
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -131,6 +131,7 @@ def register(app: Dash, runs: Runs) -> None:
         Input("node", "value"),
         Input("axis", "value"),
     )(draw)
+    keep_zoom(app, "topology")
 
 
 def placement(plan: Plan, axis: str) -> Component:
