@@ -1,0 +1,1 @@
+"""Measurements of ourselves: each NAME is a module with `measure(rounds) -> list[Row]`."""

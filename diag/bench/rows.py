@@ -1,0 +1,66 @@
+"""What a benchmark reports: rows of `diag.bench/1`, and how noise is stated.
+
+A ratio comes from pairs that ran next to each other, in alternating order; its bounds are the 95 %
+interval of the median over resampled pairs (bootstrap, percentile method, fixed seed).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import statistics
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure with its bounds; `goal` is a limit that `value` should not pass."""
+
+    case: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    goal: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of `diag.bench/1`."""
+        met = None if self.goal is None else self.value <= self.goal
+        return {**asdict(self), "met": met}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high): the median and its 95 % bootstrap interval."""
+    dice = random.Random(0)  # noqa: S311  resampling, no secret
+    medians = sorted(statistics.median(dice.choices(values, k=len(values))) for _ in range(2000))
+    return statistics.median(values), medians[50], medians[1949]
+
+
+def paired(
+    plain: Callable[[], float], watched: Callable[[], float], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Measure both `rounds` times, side by side, swapping who goes first."""
+    without: list[float] = []
+    under: list[float] = []
+    for number in range(rounds):
+        order = [(plain, without), (watched, under)]
+        for measure, results in order if number % 2 == 0 else reversed(order):
+            results.append(measure())
+    return without, under
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+    }
