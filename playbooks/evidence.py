@@ -154,7 +154,7 @@ class Evidence:
         found = []
         for rank, row in self.rank_rows.items():
             if row["exception"]:
-                text = " ".join(row["exception"].split())
+                text = " ".join(row["exception"].split()).removeprefix("builtins.")
                 found.append(
                     Raised(
                         rank,

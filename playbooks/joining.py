@@ -146,8 +146,8 @@ def _waiting(verdict: Finding, evidence: Evidence) -> list[Finding]:
     if verdict.cause == "hang.transport":
         return []
     places: dict[tuple[str, str, int], list[int]] = {}
-    for wait in evidence.waits.waits:
-        if wait.call.rank not in verdict.ranks and wait.absent:
+    for wait in evidence.waits.main():
+        if wait.call.rank not in verdict.ranks:
             group = evidence.groups[wait.call.group].label
             places.setdefault((group, wait.call.op, wait.call.seq), []).append(wait.call.rank)
     return [
@@ -164,11 +164,11 @@ def _waiting(verdict: Finding, evidence: Evidence) -> list[Finding]:
 
 def _short(text: str) -> str:
     """An error without the addresses that differ by rank."""
-    head = text.split(" [", 1)[0] if "Connection closed by peer" not in text else None
-    kept = head if head and len(head) > 20 else text
-    if "Connection closed by peer" in text:
-        return f"{text.split(':', 1)[0]}: connection closed by peer"
-    return kept[:160]
+    kind = text.split(":", 1)[0]
+    for words in ("Connection closed by peer", "Connection reset by peer", "Broken pipe"):
+        if words.lower() in text.lower():
+            return f"{kind}: {words[0].lower()}{words[1:]}"
+    return text if len(text) <= 160 else text[:159] + "…"
 
 
 def _effect(verdict: Finding, cause: str, summary: str, items: list) -> Finding:  # type: ignore[type-arg]  # Items

@@ -55,6 +55,15 @@ class WaitGraph:
         found = _ends(self.edges())
         return found or _ends(self.edges(sends=False))
 
+    def main(self) -> list[Wait]:
+        """One wait a rank, with absent members: a collective before a receive before a send."""
+        best: dict[int, Wait] = {}
+        for wait in self.waits:
+            known = best.get(wait.call.rank)
+            if wait.absent and (known is None or _weight(wait) < _weight(known)):
+                best[wait.call.rank] = wait
+        return [best[rank] for rank in sorted(best)]
+
     def entered(self) -> list[list[Wait]]:
         """Pending operations, the waits of each (group, seq) together, those without absence."""
         out: dict[tuple[int, int, bool], list[Wait]] = {}
@@ -62,6 +71,11 @@ class WaitGraph:
             if not wait.absent and not wait.call.p2p:
                 out.setdefault((wait.call.group, wait.call.seq, False), []).append(wait)
         return list(out.values())
+
+
+def _weight(wait: Wait) -> tuple[int, int]:
+    kind = 0 if not wait.call.p2p else 1 if wait.call.op.startswith("recv") else 2
+    return kind, wait.call.issue_ns or 0
 
 
 def _ends(edges: Mapping[int, set[int]]) -> dict[int, set[int]]:

@@ -88,7 +88,9 @@ def _header(collected: Collected) -> str:
     left = f"<b>{_e(run.get('name') or 'diag report')}</b>"
     command = run.get("command")
     if isinstance(command, list):
-        left += f' <span class="mono">{_e(" ".join(map(str, command)))[:200]}</span>'
+        words = plain(" ".join(map(str, command)))
+        words = words if len(words) <= 240 else words[:239] + "…"
+        left += f' <span class="mono">{_e(words)}</span>'
     right = ""
     started = run.get("started_ns")
     if isinstance(started, int):

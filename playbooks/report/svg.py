@@ -41,7 +41,7 @@ MOST_RANKS = 24
 MOST_RECTANGLES = 3000
 _WIDTH, _LEFT = 980, 84
 _SHARE_WIDTH = 460
-_ROW, _LANE, _STRIP = 26, 13, 5
+_ROW, _LANE, _STRIP = 32, 17, 5
 
 
 def _order(name: str) -> int:
@@ -66,8 +66,9 @@ def _label(rank: int, y: float, culprits: Sequence[int]) -> str:
 
 
 def _open(width: int, height: int, title: str) -> str:
+    kind = ' class="wide"' if width == _WIDTH else ""
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" '
+        f'<svg{kind} viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" '
         'xmlns="http://www.w3.org/2000/svg">'
     )
 
@@ -150,7 +151,7 @@ def timeline(evidence: Evidence, verdict: Finding | None) -> tuple[str, list[str
             f'<rect class="lane" x="{_LEFT}" y="{row * _ROW + 14}" width="{_WIDTH - _LEFT - 8}" '
             f'height="{_LANE}"/>'
         )
-        parts.append(_label(rank, row * _ROW + 25, culprits))
+        parts.append(_label(rank, row * _ROW + 27, culprits))
     place = {rank: row * _ROW + 14 for row, rank in enumerate(ranks)}
     names = _phases(evidence, window, place, parts)
     _flights(evidence, window, place, parts)

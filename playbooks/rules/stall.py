@@ -100,7 +100,7 @@ def _confidence(evidence: Evidence, moved: list[bool | None]) -> Confidence:
 
 def _awaited(evidence: Evidence, ranks: tuple[int, ...]) -> Call | None:
     """The operation in which others wait for these ranks, the earliest."""
-    calls = [w.call for w in evidence.waits.waits if set(w.absent) & set(ranks)]
+    calls = [w.call for w in evidence.waits.main() if set(w.absent) & set(ranks)]
     return min(calls, key=lambda c: (c.issue_ns is None, c.issue_ns or 0), default=None)
 
 
@@ -167,11 +167,11 @@ def _items(evidence: Evidence, ranks: tuple[int, ...], call: Call | None) -> lis
         entered = sorted(
             w.call.rank
             for w in evidence.waits.waits
-            if (w.call.group, w.call.seq, w.call.p2p) == (call.group, call.seq, call.p2p)
+            if (w.call.group, w.call.seq, w.call.op) == (call.group, call.seq, call.op)
         )
-        when = "" if call.issue_ns is None else f" since {clock(call.issue_ns)}"
-        text = f"{ranks_words(entered)} in {call.op} #{call.seq} of {group}{when}"
-        items.append(Item(call.source, call.locator, f"{text}; {ranks_words(ranks)} not"))
+        when = "" if call.issue_ns is None else f" at {clock(call.issue_ns)}"
+        text = f"{ranks_words(entered)} entered {call.op} #{call.seq} of {group}{when}"
+        items.append(Item(call.source, call.locator, f"{text}; {ranks_words(ranks)} did not"))
     for rank in ranks[:3]:
         items += phase_item(evidence, rank)
         looks = evidence.stacks.get(rank) or []

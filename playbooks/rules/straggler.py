@@ -195,33 +195,41 @@ def _excluded(one: Slow, by_input: bool, data: float | None, total: float) -> li
 
 def _items(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], first: int) -> list[Item]:
     line = evidence.timeline
-    last = int(line.steps[steady[-1]])
-    place = f"steps {first}..{last}"
-    items = []
+    columns = steady[one.onset :]
+    place = f"steps {first}..{int(line.steps[columns[-1]])}"
+    source = f"ranks/{one.rank:05d}"
+    busy = np.median(line.busy[:, columns], axis=1)
+    order = sorted((i for i in range(len(line.ranks)) if i != one.row), key=lambda i: -busy[i])
+    rest = ", ".join(f"rank {line.ranks[i]} {seconds(float(busy[i]))}" for i in order[:4])
+    text = f"busy in each step: rank {one.rank} {seconds(float(busy[one.row]))}; {rest}"
+    items = [Item("ranks", place, text + (", ..." if len(order) > 4 else ""))]
     for phase in (*INPUT, *COMPUTE):
         matrix = line.phases.get(phase)
         over = _over(matrix, one, steady)
         if matrix is None or over is None or abs(over) < 0.02 * float(np.nanmedian(line.seconds)):
             continue
-        own = float(np.median(matrix[one.row, steady[one.onset :]]))
+        own = float(np.median(matrix[one.row, columns]))
         text = f"rank {one.rank} spends {seconds(own)} in {phase}, {seconds(abs(over))} "
         text += "more than its peers" if over > 0 else "less than its peers"
-        items.append(Item(f"ranks/{one.rank:05d}", f"{place}, phase {phase}", text))
-    items.append(_last_item(evidence, one, steady, place))
-    return items
+        items.append(Item(source, f"{place}, phase {phase}", text))
+    return [*items, _last_item(evidence, one, steady, place)]
 
 
 def _last_item(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], place: str) -> Item:
-    """How often the rank came last, and how little it waited."""
+    """How little the rank waited, and how long the others waited for it alone."""
     ledger, line = evidence.ledger, evidence.timeline
-    waited = np.median(line.in_flight[:, steady[one.onset :]], axis=1)
+    columns = steady[one.onset :]
+    waited = np.median(line.in_flight[:, columns], axis=1)
     others = float(np.median(waited[list(one.peers)]))
     found = ledger.arrivals
     issue = ledger.issue[ledger.instances.rows[ledger.instances.first[found.instance]]]
-    since = issue >= line.start_ns[one.row, steady[one.onset]]
-    share = float(np.mean(found.last_rank[since] == one.rank)) if since.any() else 0.0
+    since = issue >= line.start_ns[one.row, columns[0]]
+    mine = since & (found.last_rank == one.rank)
+    imposed = float(found.alone_ns[mine].sum() / 1e9 / columns.size)
     text = (
         f"operations of rank {one.rank} are in flight for {seconds(float(waited[one.row]))} of a "
-        f"step, its peers' for {seconds(others)}; it came last into {share:.0%} of all collectives"
+        f"step, its peers' for {seconds(others)}"
     )
+    if mine.any():
+        text += f"; in collectives that it entered last it was {seconds(imposed)} late a step"
     return Item("ledger", place, text)
