@@ -6,6 +6,9 @@ stderr. It never touches the job; whether a hang ends the job it only says (`kil
 
 from __future__ import annotations
 
+import os
+import signal as signals
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -27,7 +30,14 @@ class Companions:
     """Made before the job starts, started right after it."""
 
     def __init__(
-        self, run_dir: Path, host: str, policy: HangPolicy, *, agent: bool, kill: bool
+        self,
+        run_dir: Path,
+        host: str,
+        policy: HangPolicy,
+        *,
+        agent: bool,
+        kill: bool,
+        dashboard: bool,
     ) -> None:
         self.run_dir = run_dir
         self.kill_wanted = threading.Event()
@@ -37,6 +47,8 @@ class Companions:
         self._kill = kill
         self._boot = kernel.now()
         self._agent = agent
+        self._wants_dashboard = dashboard
+        self._dashboard: int | None = None
         self._hangs = 0
         self._record: RunRecord | None = None
         self._recorder = Recorder(run_dir, host)
@@ -55,12 +67,33 @@ class Companions:
             env=env, agent={"enabled": self._agent, "problems": list(agent_problems)}
         )
         self._recorder.start()
+        if self._wants_dashboard:
+            self._open_dashboard()
         if self._agent:
             from collectors.agent.live import LiveRanks
 
             live = LiveRanks(self.run_dir)
             self._watcher = Watcher(self.run_dir, live, self._policy, self._host, self._on_hang)
             self._watcher.start()
+
+    def _open_dashboard(self) -> None:
+        """The live dashboard, a process of its own; it prints its address, which goes to stderr."""
+        words = [sys.executable, "-m", "diag", "dashboard", str(self.run_dir)]
+        try:
+            self._dashboard = os.posix_spawn(
+                words[0],
+                words,
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, 2, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setpgroup=0,  # a Ctrl-C is for the job
+                setsigmask=(),
+            )
+        except OSError as wrong:
+            voice.trouble("there is no dashboard", wrong)
 
     def ranks(self) -> list[int]:
         """Process ids of ranks on this host that have not ended."""
@@ -86,6 +119,12 @@ class Companions:
                 interrupted=interrupted,
                 samplers=problems,
             )
+
+    def close(self) -> None:
+        """End what still runs: the live dashboard."""
+        if self._dashboard is not None:
+            os.kill(self._dashboard, signals.SIGTERM)
+            os.waitpid(self._dashboard, 0)
 
     def report(self) -> None:
         """Judge the finished run, write its reports and print the verdict."""

@@ -153,8 +153,8 @@ def main(arguments: list[str]) -> None:
     """Relay every `IN:OUT:COPY` of `arguments`; returns when all have ended."""
     streams = []
     for argument in arguments:
-        source, out, path = argument.split(":", 2)
-        streams.append((int(source), int(out), Copy(path)))
+        reads, writes, path = argument.split(":", 2)
+        streams.append((int(reads), int(writes), Copy(path)))
     left = [len(streams)]
     lock = threading.Lock()
 

@@ -65,8 +65,9 @@ def ensure_standard() -> None:
 
 def start(copies: Path | None) -> Streams:
     """Open the streams and start the relay; copies go to job.stdout and job.stderr in `copies`."""
-    plan = [(1, "job.stdout", (1, 2))] if _same(1, 2) else []
-    plan = plan or [(1, "job.stdout", (1,)), (2, "job.stderr", (2,))]
+    plan = [(1, "job.stdout", [1]), (2, "job.stderr", [2])]
+    if _same(1, 2):
+        plan = [(1, "job.stdout", [1, 2])]
     job: dict[int, int] = {}
     words: list[str] = []
     sources: list[int] = []

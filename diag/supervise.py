@@ -56,6 +56,8 @@ class Options:
     """--no-agent turns it off: exit code, output and host only."""
     on_hang: Literal["report", "kill"] = "report"
     """What to do after a hang was reported."""
+    dashboard: bool = False
+    """--dashboard: a live dashboard while the job runs."""
     policy: HangPolicy = field(default_factory=HangPolicy)
 
 
@@ -121,7 +123,12 @@ class Supervisor:
         kill = self._options.on_hang == "kill"
         if run_dir is not None:
             self._companions = Companions(
-                run_dir, self._host, self._options.policy, agent=agent, kill=kill
+                run_dir,
+                self._host,
+                self._options.policy,
+                agent=agent,
+                kill=kill,
+                dashboard=self._options.dashboard,
             )
         out = streams.start(run_dir)
         self._relay = out.relay
@@ -231,6 +238,7 @@ class Supervisor:
             _shield(code, self._companions.run_dir)
             self._companions.settle(exit_code=code, signal=number, interrupted=self._interrupted)
             self._companions.report()
+            self._companions.close()
         return Outcome(code, run_dir)
 
 

@@ -36,6 +36,7 @@ from diag.watch import HangPolicy
     show_default=True,
     help="after the report on a hang: let the job go on, or end it",
 )
+@click.option("--dashboard", is_flag=True, help="serve the live dashboard while the job runs")
 @click.option("--no-agent", is_flag=True, help="supervise only; nothing goes into the processes")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(
@@ -43,6 +44,7 @@ def command(
     name: str | None,
     hang_after: float | None,
     on_hang: Literal["report", "kill"],
+    dashboard: bool,
     no_agent: bool,
     job: tuple[str, ...],
 ) -> int:
@@ -57,6 +59,7 @@ def command(
         run_dir=run_dir,
         name=name,
         agent=not no_agent,
+        dashboard=dashboard,
         on_hang=on_hang,
         policy=HangPolicy(after=hang_after),
     )
