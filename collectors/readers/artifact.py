@@ -10,7 +10,7 @@ import gzip
 import io
 import zlib
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ class Artifact:
     path: str
     """As the user named it, or as it was found under a folder that the user named."""
     head: bytes
-    open: Callable[[], IO[bytes]]
+    open: Callable[[], io.BufferedIOBase]
     size: int | None = None
     modified_ns: int | None = None
 
@@ -48,7 +48,7 @@ class Artifact:
         with self.open() as stream:
             while True:
                 try:
-                    chunk = stream.read(_CHUNK)
+                    chunk = stream.read1(_CHUNK)
                 except (EOFError, zlib.error, gzip.BadGzipFile) as wrong:
                     broken = f"the compressed stream breaks off: {wrong}"
                     break
@@ -93,20 +93,20 @@ class Reader(Protocol):
         """All that the file says. Bad content is a problem of its Source, never an exception."""
 
 
-def _opener(path: Path) -> Callable[[], IO[bytes]]:
+def _opener(path: Path) -> Callable[[], io.BufferedIOBase]:
     with path.open("rb") as probe:
         zipped = probe.read(2) == b"\x1f\x8b"
     if zipped:
-        return lambda: cast("IO[bytes]", gzip.open(path, "rb"))
+        return lambda: gzip.GzipFile(path, "rb")
     return lambda: path.open("rb")
 
 
-def _head(opened: IO[bytes]) -> bytes:
+def _head(opened: io.BufferedIOBase) -> bytes:
     parts = b""
     with opened as stream:
         try:
             while len(parts) < HEAD:
-                chunk = stream.read(HEAD - len(parts))
+                chunk = stream.read1(HEAD - len(parts))
                 if not chunk:
                     break
                 parts += chunk
@@ -125,9 +125,9 @@ def from_file(path: Path, name: str) -> Artifact:
 def from_bytes(data: bytes, name: str = "-") -> Artifact:
     """The artifact that came over stdin."""
 
-    def opener() -> IO[bytes]:
+    def opener() -> io.BufferedIOBase:
         if data[:2] == b"\x1f\x8b":
-            return cast("IO[bytes]", gzip.GzipFile(fileobj=io.BytesIO(data)))
+            return gzip.GzipFile(fileobj=io.BytesIO(data))
         return io.BytesIO(data)
 
     return Artifact(name, _head(opener()), opener, len(data))

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from collectors.topology.draw import short
 from collectors.topology.placement import better_orders, lay
+from playbooks import knowledge
 from playbooks.finding import Finding, Item
-from playbooks.words import label, spans
+from playbooks.words import count, label, spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,13 +105,15 @@ def _shared_item(placement: Placement) -> Item | None:
     return None
 
 
-def _advice(plan: Plan) -> tuple[str, ...]:
-    """The plan's own better order; the taxonomy's advice follows it."""
+def _advice(plan: Plan, cause: str) -> tuple[str, ...]:
+    """The plan's own better order, then the taxonomy's advice."""
+    usual = knowledge.cause(cause).advice
     better = better_orders(plan, 1)
     if not better:
-        return ()
+        return usual
     order = ", ".join(better[0])
-    return (f"`order: [{order}]` with contiguous ranks keeps more of tp and cp inside a node.",)
+    own = f"`order: [{order}]` with contiguous ranks keeps more of tp and cp inside a node."
+    return (own, *usual)
 
 
 def _crossing(placement: Placement) -> list[Finding]:
@@ -132,14 +135,14 @@ def _crossing(placement: Placement) -> list[Finding]:
         role="root",
         confidence=confidence,
         summary=(
-            f"{len(tp.crossing)} of {len(tp.groups)} tp groups span nodes ({group} lies on "
-            f"{nodes} nodes of {plan.gpus_per_node} GPUs), so the collectives of every layer go "
-            "over the network"
+            f"{group} lies on {nodes} nodes of {plan.gpus_per_node} GPUs "
+            f"({len(tp.crossing)} of {count(len(tp.groups), 'tp group')} cross nodes), so the "
+            "collectives of every layer go over the network"
         ),
         group=group,
         axis="tp",
         evidence=tuple(evidence),
-        advice=_advice(plan),
+        advice=_advice(plan, "link.tp-crosses-nodes"),
         formula=(
             f"node(rank) = slot // gpus_per_node; {group}: "
             f"{{{', '.join(str(n) for n in first.nodes)}}}, {nodes} > 1"
@@ -162,7 +165,7 @@ def _crossing(placement: Placement) -> list[Finding]:
         group=group,
         axis="tp",
         evidence=(_plan_item(plan, first, "tp"), _plan_item(plan, other, "cp"), shared),
-        advice=_advice(plan),
+        advice=_advice(plan, "link.tp-cp-contention"),
         formula=crossing.formula,
     )
     return [contention, crossing.but(role="context", caused_by=contention.cause)]
