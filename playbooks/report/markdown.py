@@ -30,6 +30,14 @@ def code(text: object) -> str:
     return "`" + plain(text).replace("`", "'").replace("|", "¦") + "`"
 
 
+def prose(text: str) -> str:
+    """Our own text, in which `backticks` are code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return "".join(code(p) if i % 2 else escape(p) for i, p in enumerate(parts))
+
+
 def render(report: Report) -> str:
     """The whole report; ends with a newline."""
     lines: list[str] = []
@@ -38,7 +46,7 @@ def render(report: Report) -> str:
     elif report.abstained is not None:
         lines += [f"# No verdict: {escape(report.abstained.because)}", ""]
         lines += ["What would decide:", ""]
-        lines += [f"- {escape(need)}" for need in report.abstained.need]
+        lines += [f"- {prose(need)}" for need in report.abstained.need]
     elif report.health is not None:
         lines += [f"# {escape(report.health.summary)}"]
     others = [f for f in report.findings if f is not report.verdict]
@@ -88,5 +96,5 @@ def _verdict(report: Report, verdict: Finding) -> list[str]:
         lines += [f"- {code(cause)}: {escape(because)}" for cause, because in verdict.excluded]
     if verdict.advice:
         lines += ["", "## What to do", ""]
-        lines += [f"{n}. {escape(a)}" for n, a in enumerate(verdict.advice, 1)]
+        lines += [f"{n}. {prose(a)}" for n, a in enumerate(verdict.advice, 1)]
     return lines
