@@ -1,0 +1,139 @@
+"""Buckets, learning rate and clipping, each on its own in one process."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from trainer import optim
+from trainer.config import OptimConfig
+from trainer.mesh import Axis, Mesh
+from trainer.parallel.ddp import GradientBuckets
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+
+
+class Wire:
+    """Stands for the network: notes each all-reduce, and what was in it when it left."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.waited = 0
+
+    def all_reduce(self, tensor: torch.Tensor, **_: object) -> Wire:
+        self.sent.append(tensor.numel())
+        return self
+
+    def wait(self) -> None:
+        self.waited += 1
+
+
+def test_each_bucket_leaves_once_a_step_and_during_the_last_backward() -> None:
+    model, wire = layers(), Wire()
+    axis = Axis("dp", 2, 0, (0, 1), group=mock.sentinel.group)
+    buckets = GradientBuckets(list(model.parameters()), axis, bucket_bytes=2 * 256, passes=3)
+    with mock.patch("trainer.parallel.ddp.dist.all_reduce", wire.all_reduce):
+        for _ in range(2):
+            wire.sent.clear()
+            buckets.start()
+            for microbatch in range(3):
+                assert wire.sent == [], f"sent before microbatch {microbatch}"
+                model(torch.ones(2, 8)).sum().backward()
+            assert wire.sent == [128, 128]
+            buckets.finish()
+            assert wire.sent == [128, 128]
+    assert wire.waited == 4
+
+
+def test_a_parameter_without_gradient_does_not_hold_back_the_others() -> None:
+    model, wire = layers(), Wire()
+    axis = Axis("dp", 2, 0, (0, 1), group=mock.sentinel.group)
+    buckets = GradientBuckets(list(model.parameters()), axis, bucket_bytes=1, passes=1)
+    with mock.patch("trainer.parallel.ddp.dist.all_reduce", wire.all_reduce):
+        buckets.start()
+        model[0](torch.ones(2, 8)).sum().backward()
+        assert wire.sent == []
+        buckets.finish()
+    assert wire.sent == [64] * 4
+    assert torch.equal(model[3].weight.grad, torch.zeros(8, 8))
+
+
+def test_accumulated_gradients_lie_in_the_buckets() -> None:
+    model = layers()
+    buckets = GradientBuckets(
+        list(model.parameters()), Axis("dp", 1, 0, (0,), None), bucket_bytes=10_000, passes=2
+    )
+    for _ in range(2):
+        buckets.start()
+        for _ in range(2):
+            model(torch.ones(2, 8)).sum().backward()
+        buckets.finish()
+    ours = torch.cat([p.grad.flatten() for p in reversed(list(model.parameters()))])
+    assert torch.equal(ours, buckets.buckets[0].flat)
+    alone = layers()
+    model_sum = sum(alone(torch.ones(2, 8)).sum() for _ in range(2))
+    model_sum.backward()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad)
+
+
+def test_learning_rate_warms_up_and_ends_at_its_share() -> None:
+    config = OptimConfig(lr=2.0, lr_final=0.25, warmup=4)
+    rates = [optim.learning_rate(step, 20, config) for step in range(20)]
+    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[-1] == pytest.approx(0.5)
+    middle = optim.learning_rate(4 + 15 // 2 + 1, 21, OptimConfig(lr=2.0, lr_final=0.0, warmup=4))
+    assert middle == pytest.approx(1.0)
+    assert optim.learning_rate(0, 1, config) == 0.5
+
+
+def gradients(*values: float) -> dict[str, nn.Parameter]:
+    parameters = {}
+    for i, value in enumerate(values):
+        parameters[f"p{i}"] = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        parameters[f"p{i}"].grad = torch.full((1,), value, dtype=torch.float64)
+    return parameters
+
+
+def test_clipping_scales_down_only() -> None:
+    parameters = gradients(3.0, 4.0)
+    optim.clip(parameters, torch.tensor(5.0), 10.0)
+    optim.clip(parameters, torch.tensor(5.0), 0.0)
+    assert [p.grad.item() for p in parameters.values()] == [3.0, 4.0]
+    optim.clip(parameters, torch.tensor(5.0), 1.0)
+    assert [p.grad.item() for p in parameters.values()] == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "want"), [(0, 0, 25.0), (0, 1, 16.0), (1, 0, 0.0), (1, 1, 0.0)]
+)
+def test_each_element_is_counted_by_one_rank(dp: int, tp: int, want: float) -> None:
+    axes = {
+        "pp": Axis("pp", 2, 1, (0, 1), None),
+        "dp": Axis("dp", 2, dp, (0, 1), None),
+        "tp": Axis("tp", 2, tp, (0, 1), None),
+    }
+    mesh = Mesh(axes=axes, rank=0, world=8)
+    parameters = gradients(3.0, 4.0)
+    square = optim.own_square(parameters, {"p1": frozenset({"tp"})}, mesh)
+    assert math.isclose(square.item(), want, abs_tol=1e-12)
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    parameters = {
+        "matrix": nn.Parameter(torch.ones(2, 2)),
+        "norm": nn.Parameter(torch.ones(2)),
+    }
+    for p in parameters.values():
+        p.grad = torch.zeros_like(p)
+    optim.adamw(parameters, OptimConfig(lr=0.5, weight_decay=0.1)).step()
+    assert torch.allclose(parameters["matrix"], torch.full((2, 2), 0.95))
+    assert torch.equal(parameters["norm"], torch.ones(2))
