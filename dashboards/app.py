@@ -16,7 +16,7 @@ from flask import abort, request
 
 from dashboards import shell
 from dashboards.address import Address, parse
-from dashboards.figures.selection import Selection, ranks_of
+from dashboards.figures.selection import Selection, ranks_of, step_span
 from dashboards.pages import artifacts, overview, timeline, topology
 from dashboards.parts import notice, rank_options
 from dashboards.runs import Runs
@@ -150,10 +150,14 @@ def _refresh(app: Dash, runs: Runs) -> None:
 
     def options(_version: Any, search: str | None) -> Any:
         key = runs.find(parse(None, search).run)
-        return no_update if key is None else rank_options(ranks_of(runs.view(key).collected))
+        if key is None:
+            return [no_update, no_update]
+        collected = runs.view(key).collected
+        steps = step_span(collected) or (0, 0)
+        return [rank_options(ranks_of(collected)), str(steps[1])]
 
     app.callback(
-        Output("ranks", "data"),
+        [Output("ranks", "data"), Output("step-last", "placeholder")],
         Input("version", "data"),
         State("url", "search"),
         prevent_initial_call=True,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dashboards.figures.theme import duration, plain, size
+from dashboards.figures.theme import plain
+from playbooks.words import seconds, size
 
 if TYPE_CHECKING:
     from collectors.collected import Collected
@@ -29,7 +30,7 @@ def describe(collected: Collected, table: str, boxes: Intervals, kind: list[str]
     out = []
     for i, row in enumerate(picked):
         head, more = build(row, kind[i])
-        took = duration(float(boxes.end[i] - boxes.start[i]) / 1e9)
+        took = seconds(float(boxes.end[i] - boxes.start[i]) / 1e9)
         step = int(boxes.step[i])
         where = f"rank {boxes.rank[i]}" + (f" · step {step}" if step >= 0 else "")
         took = f"not ended, {took} so far" if boxes.open[i] else took
@@ -43,7 +44,7 @@ def _phase(row: dict[str, Any], kind: str) -> tuple[str, list[str]]:
     device = row["device_ns"]
     return kind, [
         " · ".join(parts),
-        "" if device is None else f"on the device: {duration(device / 1e9)}",
+        "" if device is None else f"on the device: {seconds(device / 1e9)}",
     ]
 
 
@@ -61,7 +62,7 @@ def _collective(row: dict[str, Any], kind: str) -> tuple[str, list[str]]:
         " · ".join(
             [
                 *([] if row["state"] is None else [str(row["state"])]),
-                *([] if wait is None else [f"host waited {duration(wait / 1e9)}"]),
+                *([] if wait is None else [f"host waited {seconds(wait / 1e9)}"]),
             ]
         ),
     ]

@@ -8,20 +8,10 @@ A name that is not known here gets the colour of "other", never a colour that me
 from __future__ import annotations
 
 from collectors.annotate import PHASES
+from playbooks.report.svg import COLOURS
 
-PHASE_COLOURS = {
-    "data": "#E69F00",
-    "h2d": "#C7B42C",
-    "forward": "#56B4E9",
-    "backward": "#2378B5",
-    "optimizer": "#009E73",
-    "communication": "#D55E00",
-    "checkpoint": "#CC79A7",
-    "evaluation": "#8A6FC2",
-    "compile": "#A1764B",
-    "other": "#9AA3AD",
-}
-"""Colour of each phase of collectors.annotate.PHASES, in that order."""
+PHASE_COLOURS = COLOURS
+"""Colour of each phase of collectors.annotate.PHASES, the same as in the report's pictures."""
 
 AXIS_COLOURS = {
     "pp": "#B59F3B",

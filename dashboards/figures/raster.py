@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dashboards.figures.theme import duration, plain
+from dashboards.figures.theme import plain
+from playbooks.words import seconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 
     from dashboards.figures.timeline import Lane
 
+    Ints = npt.NDArray[np.int64]
+
 CELLS = 60_000
 """Cells at most, both lanes of all ranks together."""
 BINS = 700
 """Stretches of time at most: a screen has few more columns of pixels that can be told apart."""
+
+
+_NOTHING = 1e-9
+"""Share of a cell below which it counts as empty: what subtraction leaves of a covered phase."""
 
 
 def cover(
@@ -54,6 +61,48 @@ def cover(
     return total
 
 
+def parents(rank: Ints, start: Ints, end: Ints) -> Ints:
+    """Row of the box that directly holds each box of the same rank, -1 where none does.
+
+    In: boxes sorted by (rank, start, -end) that nest. How deep a box lies is how many began before
+    it less how many ended; the box that holds it is the last one before it a level up.
+    """
+    out = np.full(len(rank), -1, dtype=np.int64)
+    depth = np.zeros(len(rank), dtype=np.int64)
+    for one in np.unique(rank):
+        mine = slice(*np.searchsorted(rank, [one, one + 1]))
+        over = np.searchsorted(np.sort(end[mine]), start[mine], side="right")
+        depth[mine] = np.arange(mine.stop - mine.start) - over
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        inner = np.flatnonzero(depth == level)
+        outer = np.flatnonzero(depth == level - 1)
+        found = outer[np.maximum(np.searchsorted(outer, inner) - 1, 0)]
+        holds = (rank[found] == rank[inner]) & (end[found] > start[inner]) & (found < inner)
+        out[inner[holds]] = found[holds]
+    return out
+
+
+def _amount(
+    lane: Lane, row: Ints, kind: Ints, begin: int, width: float, shape: tuple[int, int, int]
+) -> npt.NDArray[np.float64]:
+    """What each kind covers of each cell; an inner phase is taken from the one that holds it."""
+    boxes = lane.boxes
+    whole = cover(row, kind, (boxes.start - begin) / width, (boxes.end - begin) / width, shape)
+    if lane.name != "phases":
+        return whole
+    holder = parents(boxes.rank, boxes.start, boxes.end)
+    inner = np.flatnonzero(holder >= 0)
+    end = np.minimum(boxes.end[inner], boxes.end[holder[inner]])
+    taken = cover(
+        row[inner],
+        kind[holder[inner]],
+        (boxes.start[inner] - begin) / width,
+        (end - begin) / width,
+        shape,
+    )
+    return whole - taken
+
+
 def raster(
     fig: go.Figure, seen: list[Lane], rows: dict[int, int], window: tuple[int, int], zero: int
 ) -> str:
@@ -70,20 +119,21 @@ def raster(
         if not kinds:
             continue
         index = {k: i for i, k in enumerate(kinds)}
-        amount = cover(
+        amount = _amount(
+            lane,
             np.asarray([rows[int(r)] for r in lane.boxes.rank], dtype=np.int64),
             np.asarray([index[k] for k in lane.kind], dtype=np.int64),
-            (lane.boxes.start - begin) / width,
-            (lane.boxes.end - begin) / width,
+            begin,
+            width,
             (len(rows), bins, len(kinds)),
         )
         top = amount.argmax(axis=2)
         share = amount.max(axis=2)
-        z[offset::3] = np.where(share > 0, top + len(names), np.nan)
+        z[offset::3] = np.where(share > _NOTHING, top + len(names), np.nan)
         labels = [plain(k) if offset == 0 else f"{plain(k)} collectives" for k in kinds]
         for rank, i in rows.items():
             text[3 * i + offset] = [
-                f"rank {rank} · mostly {labels[k]}" if s > 0 else ""
+                f"rank {rank} · mostly {labels[k]}" if s > _NOTHING else ""
                 for k, s in zip(top[i], share[i], strict=True)
             ]
         names += kinds
@@ -102,7 +152,7 @@ def raster(
         colorscale=_steps(colours),
         showscale=False,
     )
-    return duration(width / 1e9)
+    return seconds(width / 1e9)
 
 
 def _steps(colours: list[str]) -> list[tuple[float, str]]:

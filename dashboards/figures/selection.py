@@ -64,7 +64,7 @@ class Intervals:
     start: Ints
     end: Ints
     open: npt.NDArray[np.bool_]
-    """True where the end is not known; `end` is then the last time seen."""
+    """True where the end is not known; `end` is then the end of the process or of the job."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -90,7 +90,11 @@ def ranks_of(collected: Collected) -> list[int]:
 
 
 def time_span(collected: Collected) -> tuple[int, int] | None:
-    """First and last time of steps, phases and collectives in ns; None when there is none."""
+    """First and last time of steps, phases and collectives in ns; None when there is none.
+
+    What never ended lasts as long as the job did: until its end, or the last sample of its host. A
+    stopped job writes nothing, and its last record would make the stop look like no time at all.
+    """
     known = [
         values[values >= 0]
         for name, columns in _TIMES.items()
@@ -99,7 +103,34 @@ def time_span(collected: Collected) -> tuple[int, int] | None:
     joined = np.concatenate(known)
     if joined.size == 0:
         return None
-    return int(joined.min()), int(joined.max())
+    last = int(joined.max())
+    if any(unended(collected, name).any() for name in _TIMES):
+        ended = collected.run.get("ended_ns")
+        sampled = collected.ints("hosts", "time_ns")
+        if isinstance(ended, int):
+            last = max(last, ended)
+        elif sampled.size:
+            last = max(last, int(sampled.max()))
+    return int(joined.min()), last
+
+
+def unended(collected: Collected, name: str) -> npt.NDArray[np.bool_]:
+    """Rows of `name` that began and have no end."""
+    began = collected.ints(name, _TIMES[name][0]) >= 0
+    missing: npt.NDArray[np.bool_] = began & (collected.ints(name, "end_ns") < 0)
+    return missing
+
+
+def _death(collected: Collected, rank: Ints, last: int) -> Ints:
+    """When the process of each of `rank` was seen to have ended; `last` where it was not."""
+    ends = {
+        int(r): int(t)
+        for r, t in zip(
+            collected.ints("ranks", "rank"), collected.ints("ranks", "ended_ns"), strict=True
+        )
+        if t >= 0
+    }
+    return np.asarray([min(last, ends.get(int(r), last)) for r in rank], dtype=np.int64)
 
 
 def step_span(collected: Collected) -> tuple[int, int] | None:
@@ -121,7 +152,8 @@ def intervals(collected: Collected, name: str, chosen: Selection) -> Intervals:
         start = np.where(start >= 0, start, issued)
     span = time_span(collected)
     unknown = end < 0
-    end = np.where(unknown, span[1] if span else 0, end)
+    end = end.copy()
+    end[unknown] = _death(collected, rank[unknown], span[1] if span else 0)
     end = np.maximum(end, start)
     kept = chosen.keep(rank, step) & (start >= 0)
     order = np.lexsort((-end[kept], start[kept], rank[kept]))

@@ -15,7 +15,8 @@ import plotly.graph_objects as go
 
 from dashboards.figures.palette import phase_colour, phase_order
 from dashboards.figures.selection import Intervals, Selection, intervals, kinds
-from dashboards.figures.theme import Drawn, Missing, Theme, axis, duration, faint, finish, plain
+from dashboards.figures.theme import Drawn, Missing, Theme, axis, faint, finish, plain
+from playbooks import words
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -137,8 +138,8 @@ def time_bar(collected: Collected, chosen: Selection, theme: Theme) -> Drawn | M
             insidetextanchor="middle",
             textfont={"color": "#ffffff" if name in _DARK else "#1a1b1e"},
             textangle=0,
-            hovertemplate=f"{plain(name)}: {share:.1f} %<br>{duration(seconds)} of "
-            f"{duration(total)} rank-time over {len(found.ranks)} rank(s)<extra></extra>",
+            hovertemplate=f"{plain(name)}: {share:.1f} %<br>{words.seconds(seconds)} of "
+            f"{words.seconds(total)} rank-time over {len(found.ranks)} rank(s)<extra></extra>",
         )
     finish(
         fig,
@@ -178,7 +179,7 @@ def per_rank(collected: Collected, chosen: Selection, theme: Theme) -> Drawn | M
             orientation="h",
             name=plain(name),
             marker={"color": phase_colour(name), "line": {"width": 0}},
-            customdata=[duration(s) for s in found.seconds[:, j]],
+            customdata=[words.seconds(s) for s in found.seconds[:, j]],
             hovertemplate="%{y} · " + plain(name) + ": %{x:.1f} % (%{customdata})<extra></extra>",
         )
     finish(

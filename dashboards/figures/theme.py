@@ -102,27 +102,3 @@ def finish(fig: go.Figure, theme: Theme, height: int, **layout: Any) -> go.Figur
     }
     fig.update_layout({**base, **layout})
     return fig
-
-
-def duration(seconds: float) -> str:
-    """A time span with three figures and a unit that fits: "118 ms"."""
-    size = abs(seconds)
-    if size < 1e-3:
-        return f"{seconds * 1e6:.3g} µs"
-    if size < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if size < 120:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(size), 60)
-    hours, minutes = divmod(minutes, 60)
-    sign = "-" if seconds < 0 else ""
-    return f"{sign}{hours} h {minutes} min" if hours else f"{sign}{minutes} min {rest} s"
-
-
-def size(number: float) -> str:
-    """A number of bytes with a unit that fits, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 1024:
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:.4g} TiB"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import dash_mantine_components as dmc
 from dash import html
 
-from dashboards.address import rank_text
-from dashboards.figures.theme import duration
 from dashboards.parts import card, code
+from playbooks.report.plain import numbers
+from playbooks.words import ranks_words
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -30,12 +30,11 @@ def answer(report: Report) -> Component:
     if report.abstained is not None:
         return _abstained(report.abstained)
     summary = report.health.summary if report.health is not None else ""
-    found = report.health.numbers if report.health is not None else {}
     return card(
         None,
         dmc.Badge("healthy", color="teal", variant="light", mb="xs"),
         dmc.Title(summary, order=2, className="summary"),
-        _tiles({**report.metrics, **found}),
+        _tiles(report.metrics),
         className="answer answer-healthy",
     )
 
@@ -51,48 +50,10 @@ def _tiles(metrics: dict[str, Any]) -> Component | None:
                 [html.Div(value, className="tile-value"), html.Div(name, className="tile-name")],
                 className="tile",
             )
-            for name, value in shown[:_TILES]
+            for name, value in shown
         ],
         className="tiles",
     )
-
-
-def numbers(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    """(name, value with its unit) of every number; one level of nesting is unfolded."""
-    out = []
-    for key, value in metrics.items():
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        for part, number in inner:
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                continue
-            name, show = _NAMES.get(key, (key.replace("_", " "), None))
-            if show is None:
-                show = _seconds if key.endswith("_s") and "per_s" not in key else _figure
-            out.append((f"{name} {part}".strip(), show(float(number))))
-    return out
-
-
-def _seconds(value: float) -> str:
-    return duration(value)
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-_NAMES = {
-    "step_time_s": ("step time", _seconds),
-    "tokens_per_s": ("tokens a second", _figure),
-    "mfu": ("MFU", _percent),
-    "bubble": ("bubble", _percent),
-    "exposed_comm": ("exposed communication", _percent),
-}
-"""How metrics of the report are called and written here."""
-_TILES = 12
 
 
 def _verdict(found: Finding, report: Report) -> Component:
@@ -143,8 +104,7 @@ def _tags(found: Finding) -> list[Any]:
     if found.where:
         tags.append(dmc.Text(f"where: {found.where}", size="sm"))
     if found.ranks:
-        word = "rank" if len(found.ranks) == 1 else "ranks"
-        tags.append(dmc.Text(f"{word} {rank_text(found.ranks)}", size="sm"))
+        tags.append(dmc.Text(ranks_words(found.ranks), size="sm"))
     if found.group:
         tags.append(dmc.Text(f"group {found.group}", size="sm"))
     elif found.axis:

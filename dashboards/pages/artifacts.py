@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import dash_mantine_components as dmc
 from dash import Dash, Output, html
 
-from dashboards.address import parse, rank_text
+from dashboards.address import parse
 from dashboards.figures.selection import Selection, ranks_of
 from dashboards.parts import INPUTS, card, code, facts, notice, table
+from playbooks.words import spans
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -60,8 +61,8 @@ def _ranks(view: View) -> Component:
         facts(
             [
                 ("world size", "not known" if world is None else str(world)),
-                ("seen", rank_text(seen) if seen else "none"),
-                ("missing", rank_text(missing) if missing else "none"),
+                ("seen", spans(seen) if seen else "none"),
+                ("missing", spans(missing) if missing else "none"),
             ]
         ),
     )

@@ -14,7 +14,7 @@ from dash import Dash, Output, html
 from dashboards.address import parse
 from dashboards.figures import shares, steps
 from dashboards.figures.selection import Selection, ranks_of, step_span, time_span
-from dashboards.figures.theme import duration, theme_of
+from dashboards.figures.theme import theme_of
 from dashboards.pages.answer import answer, others
 from dashboards.parts import (
     INPUTS,
@@ -28,6 +28,7 @@ from dashboards.parts import (
     plot,
     plot_outputs,
 )
+from playbooks.words import seconds
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -136,7 +137,7 @@ def about(view: View) -> Component:
         pairs.append(("started", when.strftime("%Y-%m-%d %H:%M:%S UTC")))
     span = time_span(view.collected)
     if span is not None:
-        pairs.append(("observed", duration((span[1] - span[0]) / 1e9)))
+        pairs.append(("observed", seconds((span[1] - span[0]) / 1e9)))
     command = run.get("command")
     if isinstance(command, list) and command:
         pairs.append(("command", code(" ".join(str(c) for c in command))))

@@ -12,10 +12,11 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, html
 
 from collectors.topology.graph import Gpu, Link, Nic, Topology
-from dashboards.address import parse, rank_text
+from dashboards.address import parse
 from dashboards.figures.theme import Missing, theme_of
 from dashboards.figures.topology import topology
 from dashboards.parts import INPUTS, card, fill, keep_zoom, notice, plot, plot_outputs, table
+from playbooks.words import spans
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -140,7 +141,7 @@ def placement(plan: Plan, axis: str) -> Component:
     rows = []
     for number, group in enumerate(groups[:_GROUPS_SHOWN]):
         on = sorted({plan.node_of(r) for r in group})
-        rows.append([str(number), rank_text(group), ", ".join(str(n) for n in on)])
+        rows.append([str(number), spans(group), ", ".join(str(n) for n in on)])
     more = len(groups) - len(rows)
     return card(
         f"Groups of {axis}",

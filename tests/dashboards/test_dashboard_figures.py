@@ -16,9 +16,9 @@ from collectors.schema import table
 from dashboards.figures import shares, steps, timeline
 from dashboards.figures import topology as graph
 from dashboards.figures.palette import AXIS_COLOURS, PHASE_COLOURS, phase_colour
-from dashboards.figures.raster import CELLS, cover
+from dashboards.figures.raster import CELLS, cover, parents
 from dashboards.figures.selection import Selection, ranks_of, step_span, time_span
-from dashboards.figures.theme import Drawn, Missing, duration, plain, size
+from dashboards.figures.theme import Drawn, Missing, plain
 
 ALL = Selection()
 FIGURES = (shares.time_bar, shares.per_rank, steps.step_time, steps.loss, timeline.timeline)
@@ -196,7 +196,7 @@ def test_the_timeline_draws_every_box_once_in_its_own_colour() -> None:
         ("tp", AXIS_COLOURS["tp"]),
     )
     texts = [t for bar in drawn.figure.data for t in bar.customdata]
-    assert any("all_reduce #0" in t and "rank 3" in t and "4 KiB" in t for t in texts)
+    assert any("all_reduce #0" in t and "rank 3" in t and "4.0 KiB" in t for t in texts)
 
 
 def test_the_timeline_keeps_to_the_chosen_ranks_and_steps() -> None:
@@ -285,19 +285,54 @@ def test_spans_and_ranks_come_from_what_is_there() -> None:
     assert step_span(empty()) is None
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (2e-6, "2 µs"),
-        (0.118, "118 ms"),
-        (3.14159, "3.14 s"),
-        (150, "2 min 30 s"),
-        (7260, "2 h 1 min"),
-    ],
-)
-def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_a_stop_lasts_until_the_job_ends_or_its_host_was_last_sampled() -> None:
+    made = synthetic.stalled()
+    made.run.update(ended_ns=synthetic.T0 + 60_000 * synthetic.MS)
+    assert time_span(made) == (synthetic.T0, synthetic.T0 + 60_000 * synthetic.MS)
+    made.run.update(ended_ns=None, state="running")
+    made.tables["hosts"] = table("hosts", [{"time_ns": synthetic.T0 + 30_000 * synthetic.MS}])
+    assert time_span(made) == (synthetic.T0, synthetic.T0 + 30_000 * synthetic.MS)
+    # A run in which everything ended is not made longer by what its host did afterwards.
+    done = synthetic.healthy()
+    done.run.update(ended_ns=synthetic.T0 + 60_000 * synthetic.MS)
+    assert time_span(done) != time_span(made)
+    assert time_span(done)[1] < synthetic.T0 + 3_000 * synthetic.MS
 
 
-def test_sizes_read_well() -> None:
-    assert [size(s) for s in (0, 4096, 3 << 30, 1 << 45)] == ["0 B", "4 KiB", "3 GiB", "32 TiB"]
+def test_what_a_dead_rank_left_open_ends_with_its_process() -> None:
+    made = synthetic.stalled()
+    made.run.update(ended_ns=synthetic.T0 + 60_000 * synthetic.MS)
+    made.tables["ranks"] = table(
+        "ranks", [{"rank": 1, "ended_ns": synthetic.T0 + 2_100 * synthetic.MS, "signal": 9}]
+    )
+    drawn = of(timeline.timeline(made, Selection((0, 1)), "light"))
+    ends = {
+        bar.customdata[0].splitlines()[0]: bar.base[0] + bar.x[0]
+        for bar in drawn.figure.data
+        if bar.marker.pattern.shape == "/" and bar.marker.color in PHASE_COLOURS.values()
+    }
+    assert sorted(round(e, 1) for e in ends.values()) == [2.1, 60.0]
+
+
+def test_in_the_raster_too_an_inner_phase_is_taken_from_the_outer() -> None:
+    rows = []
+    for step in range(1000):
+        at = synthetic.T0 + step * 100
+        rows += [
+            {"rank": 0, "phase": "backward", "start_ns": at, "end_ns": at + 100},
+            {"rank": 0, "phase": "communication", "start_ns": at + 20, "end_ns": at + 90},
+            {"rank": 1, "phase": "backward", "start_ns": at, "end_ns": at + 100},
+            {"rank": 1, "phase": "communication", "start_ns": at + 20, "end_ns": at + 40},
+        ]
+    made = empty()
+    made.tables["phases"] = table("phases", rows)
+    (heat,) = of(timeline.timeline(made, ALL, "light")).figure.data
+    wide = {row[0] for row in (heat.text[0], heat.text[3]) if set(row) == {row[0]}}
+    assert wide == {"rank 0 · mostly communication", "rank 1 · mostly backward"}
+
+
+def test_each_box_finds_the_one_that_holds_it() -> None:
+    rank = np.asarray([0, 0, 0, 0, 1, 1])
+    start = np.asarray([0, 10, 20, 60, 0, 50])
+    end = np.asarray([100, 50, 30, 90, 40, 70])
+    assert parents(rank, start, end).tolist() == [-1, 0, 1, 0, -1, -1]
