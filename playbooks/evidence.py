@@ -210,7 +210,9 @@ class Evidence:
             if not declared:
                 ranks = self.ledger.rank[self.ledger.group == code]
                 members = tuple(int(r) for r in np.unique(ranks[ranks >= 0]))
-            out[code] = Group(identifier, row.get("axis") or "unknown", members, declared)
+            out[code] = Group(
+                identifier, row.get("axis") or "unknown", members, declared, row.get("backend")
+            )
         return out
 
     @cached_property
@@ -225,7 +227,8 @@ class Evidence:
     @cached_property
     def timeline(self) -> Timeline:
         """Steps and phases as matrices."""
-        return Timeline(self.collected, self.ledger)
+        device = [c for c, g in self.groups.items() if g.backend and "nccl" in g.backend.lower()]
+        return Timeline(self.collected, self.ledger, device)
 
     @cached_property
     def stages(self) -> dict[int, int]:

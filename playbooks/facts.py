@@ -63,6 +63,7 @@ class Group:
     members: tuple[int, ...]
     declared: bool
     """Whether a source lists the members; else they are the ranks that were seen in it."""
+    backend: str | None = None
 
     @property
     def label(self) -> str:

@@ -39,17 +39,20 @@ class Policy:
     """A rank is a straggler from this share of the step upwards that it is busy longer than its
     peers. Lower finds milder ones and calls noise of shared machines one."""
 
-    straggler_steps: int = 5
+    straggler_steps: int = 8
     """Steps that a straggler must last. Fewer answers earlier and mistakes hiccups for one."""
 
     straggler_consistency: float = 0.7
     """Share of those steps in which it must be beyond half of `straggler_share`. Lower accepts a
     slow rank that changes, which is work imbalance instead."""
 
-    straggler_alone_ratio: float = 1.8
-    """Without a peer on the same pipeline stage a stage may simply have more layers: there the rank
-    must be this many times as busy as the others, or have become slower than itself. Lower
-    calls uneven stages stragglers."""
+    straggler_rise: float = 0.4
+    """A rank that became slow must have made the step longer by this share of its excess. Lower
+    lets noise of a shared machine pass for a straggler."""
+
+    straggler_tie: float = 0.8
+    """A second rank is named beside the slowest when its excess is this share of the slowest's.
+    Lower names more ranks; the others cannot wait for any but the slowest."""
 
     straggler_cause_share: float = 0.6
     """Share of the excess that data (or compute) phases must explain to name the reason. Higher

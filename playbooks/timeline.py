@@ -1,8 +1,8 @@
 """Steps and phases as matrices rank x step, and how long each rank was busy in each step.
 
 In: Collected (steps, phases, collectives). Out: numpy arrays in seconds, NaN where nothing is
-known. Busy is step time without the time in which an operation of that rank was in flight: whoever
-is waited for waits least, so the rank with the largest busy time sets the pace (the idea of
+known. Busy is step time without the time in which that rank can have waited for an operation:
+whoever is waited for waits least, so the rank with the largest busy time sets the pace (the idea of
 TraceML's rank-straggler policy, taken from the ledger instead of from phases, so that it also holds
 where DDP hides the wait inside backward).
 """
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from playbooks.blocking import waits
 from playbooks.columns import codes
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import numpy.typing as npt
 
     from collectors.collected import Collected
@@ -87,9 +90,12 @@ def covered(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 class Timeline:
     """Matrices over `ranks` x `steps`."""
 
-    def __init__(self, collected: Collected, ledger: Ledger) -> None:
+    def __init__(
+        self, collected: Collected, ledger: Ledger, on_device: Collection[int] = ()
+    ) -> None:
         self._collected = collected
         self._ledger = ledger
+        self._on_device = on_device
         rank = collected.ints("steps", "rank")
         step = collected.ints("steps", "step")
         fine = (rank >= 0) & (step >= 0)
@@ -161,16 +167,12 @@ class Timeline:
         return total
 
     @cached_property
-    def in_flight(self) -> Floats:
-        """Seconds of each step during which an operation of that rank was in flight."""
-        ledger = self._ledger
-        begin = np.where(ledger.start >= 0, ledger.start, ledger.issue)
-        # A send or receive is known to be over only when somebody waited for it: take the wait.
-        waited = np.where(ledger.wait >= 0, ledger.end - ledger.wait, ledger.end)
-        begin = np.where(ledger.p2p, waited, begin)
-        usable = np.flatnonzero((begin >= 0) & (ledger.end > begin))
-        by_rank = usable[np.argsort(ledger.rank[usable], kind="stable")]
-        owners = ledger.rank[by_rank]
+    def waiting(self) -> Floats:
+        """Seconds of each step during which that rank can have waited for an operation."""
+        begin, counts = waits(self._ledger, self._on_device)
+        usable = np.flatnonzero(counts)
+        by_rank = usable[np.argsort(self._ledger.rank[usable], kind="stable")]
+        owners = self._ledger.rank[by_rank]
         out = np.zeros((len(self.ranks), self.steps.size))
         for row, rank in enumerate(self.ranks):
             low, high = np.searchsorted(owners, [rank, rank + 1])
@@ -179,7 +181,7 @@ class Timeline:
             if mine.size == 0 or known.size == 0:
                 continue
             known = known[np.argsort(self.start_ns[row, known], kind="stable")]
-            cut, end = covered(begin[mine], ledger.end[mine])
+            cut, end = covered(begin[mine], self._ledger.end[mine])
             place = np.searchsorted(self.start_ns[row, known], cut, side="right") - 1
             inside = place >= 0
             step = known[place[inside]]
@@ -189,8 +191,8 @@ class Timeline:
 
     @cached_property
     def busy(self) -> Floats:
-        """Seconds of each step in which nothing of that rank was in flight."""
-        return np.where(self.complete, np.maximum(self.seconds - self.in_flight, 0.0), np.nan)
+        """Seconds of each step in which that rank waited for nothing."""
+        return np.where(self.complete, np.maximum(self.seconds - self.waiting, 0.0), np.nan)
 
     def steady(self, warmup: int) -> Ints:
         """Columns of the steps that every rank has finished, without the first `warmup` ones."""

@@ -60,15 +60,7 @@ def _find(text: str) -> Cause:
 
 def _sections(cause: Cause) -> list[tuple[str, list[str]]]:
     """(name, paragraphs or entries) in the order of reading."""
-    from playbooks import knowledge
-
-    titles = {i: c.title for i, c in knowledge.causes().items()}
-    likes = [
-        f"{other} ({titles[other]}), unless {because}"
-        if other in titles
-        else f"{other}, unless {because}"
-        for other, because in cause.look_alikes()
-    ]
+    likes = [f"{other}, because {because}" for other, because in cause.look_alikes()]
     return [
         ("decides", [_decides(cause)]),
         ("where", [", ".join(cause.reasons)] if cause.reasons else []),

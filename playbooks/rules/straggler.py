@@ -1,7 +1,7 @@
 """One rank sets the pace for all: slow.straggler-compute, slow.straggler-input.
 
-In: busy time of each rank in each step (step minus what was in flight), phases, who came last. Out:
-one root finding and its effect on the others. Busy time also tells where DDP hides the wait inside
+In: busy time of each rank in each step (step minus waits), phases, who came last. Out: one root
+finding and its effect on the others. Busy time also tells where DDP hides the wait inside
 backward, and where peers wait in tp collectives or in the receives of a pipeline.
 
     busy     #### forward #### backward ####|          rank 2: nothing to wait for
@@ -64,8 +64,9 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     found = [s for row in range(len(line.ranks)) if (s := _slow(evidence, policy, row, busy, step))]
     if not found:
         return []
+    # Others can only wait for the slowest; a second one is as slow, or it is noise.
     top = max(s.excess for s in found)
-    slow = [s for s in found if s.excess >= 0.5 * top]
+    slow = [s for s in found if s.excess >= policy.straggler_tie * top]
     return _findings(evidence, policy, slow, steady, busy, step)
 
 
@@ -78,26 +79,33 @@ def _peers(evidence: Evidence, row: int) -> tuple[tuple[int, ...], bool]:
     return (tuple(same), False) if same else (tuple(others), True)
 
 
+def _suffix(excess: Floats, level: float) -> int:
+    """Begin of the suffix with the largest sum above `level`: where a lasting rise set in."""
+    return int(np.argmax(np.cumsum((np.clip(excess, -1, 1) - level)[::-1])[::-1]))
+
+
 def _slow(evidence: Evidence, policy: Policy, row: int, busy: Floats, step: Floats) -> Slow | None:
     peers, alone = _peers(evidence, row)
     typical = np.median(busy[list(peers)], axis=0)
     excess = (busy[row] - typical) / step
-    # The suffix with the largest sum above half the threshold: where the slowness set in.
-    gain = np.clip(excess, -1, 1) - policy.straggler_share / 2
-    sums = np.cumsum(gain[::-1])[::-1]
-    onset = int(np.argmax(sums))
-    window = excess[onset:]
-    if window.size < policy.straggler_steps or sums[onset] <= 0:
+    half = policy.straggler_share / 2
+    onset = _suffix(excess, half)
+    # Once its size is known, half of it marks the begin better than half the threshold.
+    onset = _suffix(excess, max(half, float(np.median(excess[onset:])) / 2))
+    window, before = excess[onset:], excess[:onset]
+    if window.size < policy.straggler_steps:
         return None
     median = float(np.median(window))
-    steadiness = float(np.mean(window >= policy.straggler_share / 2))
+    steadiness = float(np.mean(window >= half))
     if median < policy.straggler_share or steadiness < policy.straggler_consistency:
         return None
-    before = excess[:onset]
-    changed = before.size >= 2 and float(np.median(before)) < median / 2
-    ratio = float(np.median(busy[row, onset:])) / max(float(np.median(typical[onset:])), 1e-9)
-    if alone and not changed and ratio < policy.straggler_alone_ratio:
-        return None
+    changed = before.size >= policy.straggler_steps and float(np.median(before)) < median / 2
+    if changed:
+        # Everybody waits for a straggler: when it became slow, the step became longer.
+        own = float(np.median((busy[row] - typical)[onset:]))
+        rise = float(np.median(step[onset:]) - np.median(step[:onset]))
+        if rise < policy.straggler_rise * own:
+            return None
     rank = evidence.timeline.ranks[row]
     return Slow(row, rank, peers, alone, onset, median, steadiness, changed)
 
@@ -113,8 +121,6 @@ def _over(matrix: Floats | None, slow: Slow, columns: npt.NDArray[np.int64]) -> 
 def _confidence(policy: Policy, slow: list[Slow], known: bool) -> Confidence:
     """Certain only for one rank that became slower than itself, strongly and steadily."""
     one = slow[0]
-    if any(s.alone and not s.changed for s in slow):
-        return "possible"
     strong = one.excess >= 2 * policy.straggler_share and one.consistency >= 0.9
     return "certain" if len(slow) == 1 and known and strong and one.changed else "likely"
 
@@ -168,6 +174,10 @@ def _findings(
         formula=formula,
         at_ns=int(line.start_ns[one.row, steady[one.onset]]),
     )
+    if one.alone and not one.changed:
+        # A stage with more layers looks the same, so this is no more than a hint.
+        hint = f"Stage {evidence.stages.get(one.rank, 0)} ({ranks_words(ranks)}) is busy longest."
+        return [root.but(role="context", confidence="possible", summary=hint)]
     waits = Finding(
         "slow.comm-exposed",
         "effect",
@@ -219,7 +229,7 @@ def _last_item(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], pla
     """How little the rank waited, and how long the others waited for it alone."""
     ledger, line = evidence.ledger, evidence.timeline
     columns = steady[one.onset :]
-    waited = np.median(line.in_flight[:, columns], axis=1)
+    waited = np.median(line.waiting[:, columns], axis=1)
     others = float(np.median(waited[list(one.peers)]))
     found = ledger.arrivals
     issue = ledger.issue[ledger.instances.rows[ledger.instances.first[found.instance]]]
@@ -227,8 +237,8 @@ def _last_item(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], pla
     mine = since & (found.last_rank == one.rank)
     imposed = float(found.alone_ns[mine].sum() / 1e9 / columns.size)
     text = (
-        f"operations of rank {one.rank} are in flight for {seconds(float(waited[one.row]))} of a "
-        f"step, its peers' for {seconds(others)}"
+        f"rank {one.rank} waits for operations {seconds(float(waited[one.row]))} of a step, its "
+        f"peers {seconds(others)}"
     )
     if mine.any():
         text += f"; in collectives that it entered last it was {seconds(imposed)} late a step"
