@@ -5,8 +5,8 @@ when the supervisor is killed. IN and OUT are file descriptors, COPY is a file o
 nothing of the project, changes no byte, and ends when every writer has closed its end.
 
 It lives in the job's process group with all signals blocked. That makes it a witness: a signal that
-is pending here was sent to the whole group, so the job has it already (see diag/streams.py). SIGURG
-tells it to forget what is pending; SIGWINCH makes it hand the terminal's size to the job.
+is pending here went to the whole group, so the job has it already (see diag/streams.py). Real-time
+signal SIGRTMIN + n makes it forget signal n; SIGWINCH makes it hand the terminal's size to the job.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ WITNESSED = frozenset(
         signal.SIGTTOU,
     }
 )
-CONTROL = frozenset({signal.SIGURG, signal.SIGWINCH})
+FORGET = {signal.SIGRTMIN + number: number for number in WITNESSED}
+CONTROL = frozenset({signal.SIGURG, signal.SIGWINCH, *FORGET})
+"""What the relay waits for; SIGURG it sends to itself when a stream has ended."""
 
 
 class Copy:
@@ -168,13 +170,12 @@ def main(arguments: list[str]) -> None:
     for stream in streams:
         threading.Thread(target=run, args=stream, daemon=True).start()
     while left[0]:
-        got = signal.sigwaitinfo(CONTROL)
-        if got.si_signo == signal.SIGWINCH:
+        got = signal.sigwaitinfo(CONTROL).si_signo
+        if got == signal.SIGWINCH:
             for source, out, _ in streams:
                 follow_size(source, out)
-        else:
-            while signal.sigtimedwait(WITNESSED, 0) is not None:
-                pass
+        elif got in FORGET:
+            signal.sigtimedwait({FORGET[got]}, 0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pty
 import signal
 import sys
 import termios
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,21 +90,30 @@ def start(copies: Path | None) -> Streams:
     return Streams(job, pid)
 
 
+def _pending(pid: int, number: int) -> bool:
+    """Whether signal `number` waits, blocked, at process `pid`."""
+    for line in Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines():
+        if line.startswith(("ShdPnd:", "SigPnd:")) and int(line.split()[1], 16) >> number - 1 & 1:
+            return True
+    return False
+
+
 def sent_to_group(number: int, witness: int) -> bool:
     """Whether signal `number`, just received, went to the whole process group.
 
     A kernel-made Ctrl-C, a shell's `kill %1` or a launcher that signals every process of a job step
-    reach the witness too, where the signal stays pending; a signal to diag alone does not.
-    Forgets what is pending, so that each signal is judged once. Without a witness: False.
+    reach the witness too, where the signal stays pending; a signal to diag alone does not. Makes
+    the witness forget it, so that each signal is judged once. Without a witness: False.
     """
-    signal.sigtimedwait((), 0.002)  # the kernel may still be going through the group
+    time.sleep(0.002)  # the kernel may still be going through the group
     try:
-        status = Path(f"/proc/{witness}/status").read_text("ascii", "replace")
-        pending = 0
-        for line in status.splitlines():
-            if line.startswith(("ShdPnd:", "SigPnd:")):
-                pending |= int(line.split()[1], 16)
-        os.kill(witness, signal.SIGURG)
+        if not _pending(witness, number):
+            return False
+        os.kill(witness, signal.SIGRTMIN + number)
+        for _ in range(25):
+            if not _pending(witness, number):
+                break
+            time.sleep(0.002)
     except OSError:
         return False
-    return bool(pending >> (number - 1) & 1)
+    return True

@@ -33,18 +33,18 @@ def _group() -> tuple[int, Path] | None:
         lines = Path("/proc/self/cgroup").read_text("ascii", "replace").splitlines()
     except OSError:
         return None
-    named = {}
+    named: dict[str, str] = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             named[controller] = path.lstrip("/")
-    for version, base, path, file in (
-        (1, ROOT / "memory", named.get("memory"), "memory.limit_in_bytes"),
-        (2, ROOT, named.get(""), "memory.events"),
+    for version, base, controller, file in (
+        (1, ROOT / "memory", "memory", "memory.limit_in_bytes"),
+        (2, ROOT, "", "memory.events"),
     ):
-        if path is None:
+        if controller not in named:
             continue
-        for folder in (base / path, base):
+        for folder in (base / named[controller], base):
             if (folder / file).is_file():
                 return version, folder
     return None

@@ -87,7 +87,7 @@ def facts(host: str, disk: Path) -> dict[str, Any]:
     info = meminfo()
     group = cgroup.memory()
     kept = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree", "Shmem")
-    pressure = {}
+    pressure: dict[str, str | None] = {}
     for name in ("cpu", "memory", "io"):
         try:
             pressure[name] = Path(f"/proc/pressure/{name}").read_text("ascii", "replace").strip()

@@ -33,7 +33,7 @@ def parse_kmsg(record: str) -> tuple[float, str] | None:
 def _kmsg() -> list[tuple[float, str]]:
     """All records the kernel still holds; OSError when we may not look."""
     fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = []
+    found: list[tuple[float, str]] = []
     try:
         while True:
             try:

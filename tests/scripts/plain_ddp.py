@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 
 def main(steps: int = 20, width: int = 640) -> None:
@@ -16,8 +16,9 @@ def main(steps: int = 20, width: int = 640) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
-    data = TensorDataset(torch.randn(64 * steps, width), torch.randn(64 * steps, 1))
-    loader = DataLoader(data, batch_size=64)
+    data = TensorDataset(torch.randn(1024, width), torch.randn(1024, 1))
+    sampler = RandomSampler(data, replacement=True, num_samples=64 * steps)
+    loader = DataLoader(data, batch_size=64, sampler=sampler)
     layers = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(8)]
     model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
