@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from playbooks import logs
 from playbooks.finding import Abstention
 from playbooks.report.model import Health
 from playbooks.words import count, ranks_words, seconds
@@ -93,9 +94,20 @@ def _healthy_loose(evidence: Evidence) -> str | None:
                 f"Nothing is pending: all {count(len(ledger), 'operation')} that "
                 f"{count(len(ranks), 'rank')} recorded are complete and agree."
             )
+    done = logs.events(evidence.collected, "train.done")
+    trouble = [k for k in _kinds(evidence) if k.startswith(_TROUBLE)]
+    if done and not failed and not trouble:
+        return "The log says that training finished, and no line in it reports a failure."
     if evidence.collected.plan is not None and evidence.collected.topologies:
         return "The plan's groups fit the links of the topology that was given."
     return None
+
+
+_TROUBLE = ("python.exception", "oom.", "nccl.timeout", "gloo.", "elastic.failure", "kernel.")
+
+
+def _kinds(evidence: Evidence) -> set[str]:
+    return {k for k in evidence.collected.texts("log_events", "kind") if k}
 
 
 def _abstention(evidence: Evidence) -> Abstention:

@@ -130,20 +130,23 @@ class Evidence:
     @cached_property
     def ends(self) -> list[End]:
         """Every process that is known to have ended, earliest first, unknown times last."""
-        found: dict[int, End] = {}
+        found = {} if self.run else {end.rank: end for end in logs.ends(self.collected)}
         for rank, row in self.rank_rows.items():
             known = row["signal"] is not None or row["exit_code"] is not None
-            if known or row["ended_ns"] is not None:
-                end = End(
-                    rank,
-                    row["signal"],
-                    row["exit_code"],
-                    row["ended_ns"],
-                    row["closed"],
-                    row["host"],
-                )
-                item = Item("exits.jsonl", f"rank {rank}", f"rank {rank} ended with {end.words}")
-                found[rank] = replace(end, item=item)
+            if rank in found or not (known or row["ended_ns"] is not None):
+                continue
+            end = End(
+                rank,
+                row["signal"],
+                row["exit_code"],
+                row["ended_ns"],
+                row["closed"],
+                row["host"],
+            )
+            source = "exits.jsonl" if self.run else "launcher"
+            found[rank] = replace(
+                end, item=Item(source, f"rank {rank}", f"rank {rank} ended with {end.words}")
+            )
         for end in logs.ends(self.collected):
             found.setdefault(end.rank, end)
         return sorted(found.values(), key=lambda e: (e.at_ns is None, e.at_ns or 0, e.rank))

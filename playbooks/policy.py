@@ -31,9 +31,9 @@ class Policy:
     """Longest run of surplus collectives that is tried before a mismatch is called one. Larger
     finds longer insertions and makes accidental alignments likelier."""
 
-    insertion_overlap: int = 3
-    """Later operations that must agree again after an insertion is taken out. Smaller calls more
-    mismatches an extra collective."""
+    insertion_overlap: int = 2
+    """Later operations that must agree again after an insertion is taken out (and not without).
+    Smaller calls more mismatches an extra collective."""
 
     straggler_share: float = 0.15
     """A rank is a straggler from this share of the step upwards that it is busy longer than its
@@ -75,6 +75,10 @@ class Policy:
     outlier_request: float = 1.0
     """A request beyond this multiple of the device's or host's whole memory cannot be served.
     Lower turns ordinary out-of-memory errors into shape bugs."""
+
+    refused_free: int = 1 << 30
+    """Free memory beyond the request (and at least as much again) from which a refusal is a limit's
+    work. Lower blames limits for what segments and rounding of the allocator need."""
 
     host_full_share: float = 0.97
     """Host memory use just before a SIGKILL from which memory is the likely reason. Lower blames

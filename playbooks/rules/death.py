@@ -52,10 +52,11 @@ def _unexplained(evidence: Evidence, end: End) -> bool:
     """Whether this end asks for an explanation: killed, crashed, or gone without a word."""
     if end.signal:
         return end.signal not in _EFFECTS
-    if any(r.rank == end.rank for r in evidence.raised):
+    if any(r.rank in (None, end.rank) and r.kind.name != "launcher" for r in evidence.raised):
         return False
     if end.exit_code is not None:
-        return end.exit_code != 0
+        # In loose logs an exit code without a traceback means that the traceback is elsewhere.
+        return end.exit_code != 0 and not evidence.loose
     # Nobody saw the exit code. A log that was not closed means that the interpreter did not exit.
     return end.closed is False and not evidence.interrupted
 

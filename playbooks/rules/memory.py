@@ -138,10 +138,10 @@ def _decide(evidence: Evidence, policy: Policy, first: Raised, ranks: tuple[int,
         )
     if message.host or not message.request or message.free is None:
         return _undecided(base, f"{asked} of memory; the message does not say what filled it.")
-    return _device(base, message, first, asked)
+    return _device(base, policy, message, first, asked)
 
 
-def _device(base: Finding, message: Message, first: Raised, asked: str) -> Finding:
+def _device(base: Finding, policy: Policy, message: Message, first: Raised, asked: str) -> Finding:
     """What the sum of a device's message decides."""
     request, free, idle = message.request or 0, message.free or 0, message.idle
     if idle is not None and idle >= request > free:
@@ -152,7 +152,7 @@ def _device(base: Finding, message: Message, first: Raised, asked: str) -> Findi
             formula=f"reserved but unallocated {size(idle)} >= request {size(request)} > free "
             f"{size(free)}",
         )
-    if free >= request and idle is not None:
+    if free >= max(2 * request, request + policy.refused_free) and idle is not None:
         return base.but(
             cause="oom.artificial-limit",
             confidence="likely",

@@ -131,7 +131,10 @@ def _insertion(ledger: Ledger, odd: list[Call], normal: Call, policy: Policy) ->
     for surplus in range(1, policy.insertion_most + 1):
         shifted = mine[surplus:]
         overlap = min(len(shifted), len(other))
-        if overlap >= policy.insertion_overlap and shifted[:overlap] == other[:overlap]:
+        aligned = shifted[:overlap] == other[:overlap]
+        # A substitution in a row of equal operations would align shifted and unshifted alike.
+        substituted = shifted[:overlap] == other[surplus : surplus + overlap]
+        if overlap >= policy.insertion_overlap and aligned and not substituted:
             return surplus
     return 0
 
