@@ -6,6 +6,7 @@ stderr. It never touches the job; whether a hang ends the job it only says (`kil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal as signals
 import sys
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from diag.watch import Hang, HangPolicy
+
+_RESERVE = ".reserve"
+_RESERVED = 512 << 10
+"""Bytes kept free for run.json and the reports, should the disk be full when the job ends."""
 
 
 class Companions:
@@ -105,6 +110,8 @@ class Companions:
         if self._watcher is not None:
             self._watcher.stop()
         self._recorder.stop()
+        with contextlib.suppress(OSError):
+            (self.run_dir / _RESERVE).unlink()
         problems = dict(self._recorder.problems)
         reason = self._kernel_log()
         if reason:
@@ -131,8 +138,8 @@ class Companions:
         try:
             from diag import verdict
 
-            report = verdict.finish(self.run_dir)
-            voice.say("\n" + verdict.as_text(report, self.run_dir, colour=voice.colour()))
+            answer = verdict.finish(self.run_dir)
+            voice.say("\n" + verdict.as_text(*answer, self.run_dir, colour=voice.colour()))
         except Exception as wrong:  # noqa: BLE001 - no failure of ours changes the job's exit code
             voice.trouble("there is no report", wrong)
 
@@ -184,8 +191,8 @@ class Companions:
             self._record.hang(number, **facts)
         from diag import verdict
 
-        report = verdict.judge(self.run_dir)
-        voice.say("\n" + verdict.as_text(report, self.run_dir, colour=voice.colour()))
+        answer = verdict.judge(self.run_dir)
+        voice.say("\n" + verdict.as_text(*answer, self.run_dir, colour=voice.colour()))
         if self._record is not None:
             self._record.hang(number, verdict_ns=time.time_ns())
         if not self._kill:
@@ -194,7 +201,7 @@ class Companions:
 
 def remove_empty(run_dir: Path) -> None:
     """Take back a run directory whose job could not be started."""
-    for name in ("job.stdout", "job.stderr"):
+    for name in ("job.stdout", "job.stderr", _RESERVE):
         (run_dir / name).unlink(missing_ok=True)
     for folder in sorted(run_dir.rglob("*"), reverse=True):
         folder.rmdir()
@@ -202,8 +209,16 @@ def remove_empty(run_dir: Path) -> None:
 
 
 def prepare(run_dir: Path, host: str) -> None:
-    """Make the folders that the job's own libraries write to. Raises OSError."""
+    """Make the folders that the job's own libraries write to, and put space for the end aside.
+
+    Raises OSError.
+    """
     from diag.switches import FLIGHT_RECORDER
 
     (run_dir / FLIGHT_RECORDER).mkdir(parents=True, exist_ok=True)
     (run_dir / "nodes" / host).mkdir(parents=True, exist_ok=True)
+    try:
+        with (run_dir / _RESERVE).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVED)
+    except OSError:  # nearly full already: then the space is worth more to the agent
+        (run_dir / _RESERVE).unlink(missing_ok=True)

@@ -30,7 +30,7 @@ HEAD = 1 << 20
 """Bytes of the beginning that are always kept."""
 TAIL = 4 << 20
 """Bytes of the end that survive a cut."""
-LIMIT = 16 << 20
+LIMIT = 8 << 20
 """Size at which a copy is cut to its head and its tail."""
 
 WITNESSED = frozenset(

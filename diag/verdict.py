@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from playbooks.report.model import Report
 
 
-def judge(run_dir: Path) -> Report:
-    """Diagnose the run as it stands and write its three reports.
+def judge(run_dir: Path) -> tuple[Report, bool]:
+    """Diagnose the run as it stands and write its three reports; (report, whether they stand).
 
     A report that cannot be written (disk full, folder gone) is one line; the verdict stands.
     """
@@ -39,10 +39,11 @@ def judge(run_dir: Path) -> Report:
             partial.replace(run_dir / name)
     except OSError as wrong:
         voice.trouble("the report could not be written", wrong)
-    return report
+        return report, False
+    return report, True
 
 
-def finish(run_dir: Path) -> Report:
+def finish(run_dir: Path) -> tuple[Report, bool]:
     """Compact the tables of a finished run, then judge it."""
     try:
         store.compact(run_dir)
@@ -51,8 +52,10 @@ def finish(run_dir: Path) -> Report:
     return judge(run_dir)
 
 
-def as_text(report: Report, run_dir: Path, *, colour: bool) -> str:
-    """The box, and where the rest is."""
+def as_text(report: Report, written: bool, run_dir: Path, *, colour: bool) -> str:
+    """The box, and where the rest is, if there is a rest."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
     box = text.render(report, colour=colour, width=width).rstrip("\n")
+    if not written:
+        return box + "\n"
     return f"{box}\n\n  report     {run_dir}/report.html\n  dashboard  diag dashboard {run_dir}\n"

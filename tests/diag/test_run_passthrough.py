@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from collectors.samplers.proc import stat
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 COUNTER = str(SCRIPTS / "signal_counter.py")
 
@@ -160,6 +162,25 @@ def test_ctrl_c_typed_at_a_terminal_reaches_the_job_once(tmp_path: Path) -> None
     assert terminal.until(rb"counts ([^\r]*)")[1] == b"SIGINT=1"
     assert terminal.code() == 0
     assert '"interrupted": true' in (tmp_path / "r/run.json").read_text()
+
+
+def test_ctrl_z_stops_the_job_and_fg_goes_on(tmp_path: Path) -> None:
+    terminal = Terminal(["/bin/sh", "-i"])
+    command = [*diag_run("--run-dir", str(tmp_path / "r")), sys.executable, COUNTER, "0.5"]
+    os.write(terminal.fd, (" ".join(command) + "\n").encode())
+    job = int(terminal.until(rb"ready (\d+)")[1])
+    os.write(terminal.fd, b"\x1a")
+    terminal.until(rb"Stopped")
+    now = stat(job)
+    assert now is not None
+    assert now.state == "T"
+    os.write(terminal.fd, b"fg\n")
+    time.sleep(0.5)
+    os.write(terminal.fd, b"\x03")
+    assert terminal.until(rb"counts ([^\r]*)")[1] == b"SIGINT=1"
+    terminal.until(rb"report  ")
+    os.write(terminal.fd, b"exit 9\n")
+    assert terminal.code() == 9
 
 
 def start_counter(tmp_path: Path, **extra: object) -> tuple[subprocess.Popen[bytes], int]:
