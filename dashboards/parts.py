@@ -126,7 +126,10 @@ def legend(title: str, entries: Sequence[tuple[str, str]]) -> Component:
 def notice(what: str, how: str = "", color: str = "gray") -> Component:
     """Says what is missing and what would bring it."""
     return dmc.Alert(
-        dmc.Text(how, size="sm") if how else None, title=what, color=color, variant="light"
+        dmc.Text(how, size="sm") if how else None,
+        title=what,
+        color=color,
+        variant="light" if color != "gray" else "default",
     )
 
 

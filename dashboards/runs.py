@@ -49,9 +49,14 @@ class View:
         return any(self.collected.tables[n].num_rows for n in ("steps", "phases", "collectives"))
 
     @property
+    def stepped(self) -> bool:
+        """Whether there are steps or phases, so that time can be divided."""
+        return any(self.collected.tables[n].num_rows for n in ("steps", "phases"))
+
+    @property
     def shape(self) -> str:
         """What decides which parts a page has; the parts are made anew when it changes."""
-        return f"{self.timed} {len(self.collected.topologies)} {self.problem}"
+        return f"{self.timed} {self.stepped} {len(self.collected.topologies)} {self.problem}"
 
     @property
     def name(self) -> str:

@@ -115,14 +115,13 @@ def raster(
     z = np.full((3 * len(rows), bins), np.nan, dtype=np.float32)
     text = np.full((3 * len(rows), bins), "", dtype=object)
     for offset, lane in enumerate(seen):
-        kinds = lane.kinds()
+        kinds = lane.names
         if not kinds:
             continue
-        index = {k: i for i, k in enumerate(kinds)}
         amount = _amount(
             lane,
-            np.asarray([rows[int(r)] for r in lane.boxes.rank], dtype=np.int64),
-            np.asarray([index[k] for k in lane.kind], dtype=np.int64),
+            np.searchsorted(np.asarray(list(rows), dtype=np.int64), lane.boxes.rank),
+            lane.kind,
             begin,
             width,
             (len(rows), bins, len(kinds)),

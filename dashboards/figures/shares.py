@@ -29,7 +29,7 @@ _PERCENT = {
     "tickvals": [*range(0, 101, 20)],
     "ticktext": [f"{p} %" for p in range(0, 101, 20)],
 }
-_SIDES = {"l": 8, "r": 28, "t": 8, "b": 8}
+_SIDES = {"l": 20, "r": 28, "t": 8, "b": 8}
 
 MANY = 32
 """Above this many ranks a heat map is easier to read than stacks."""

@@ -32,12 +32,18 @@ from dashboards.figures.theme import Drawn, Missing, Theme, axis, finish, ink, p
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
     from collectors.collected import Collected
 
-SHAPES = 3000
+    Ints = npt.NDArray[np.int64]
+
+SHAPES = 4000
 """Boxes that a browser draws and moves without a stutter."""
 LANES = {"phases": (-0.16, 0.5), "collectives": (0.24, 0.2)}
 """Centre and height of both lanes, relative to a rank's row."""
+ALONE = (0.0, 0.6)
+"""The same when there is only one lane, as with dumps that know collectives but no phases."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +52,27 @@ class Lane:
 
     name: str
     boxes: Intervals
-    kind: list[str]
-    """Phase or axis of each box."""
+    kind: Ints
+    """Phase or axis of each box, as an index into `names`."""
+    names: list[str]
+    """Kinds of the whole run, phases in the order of a step."""
     colour: Callable[[str], str]
-
-    def kinds(self) -> list[str]:
-        """The kinds that occur, phases in the order of a step."""
-        return sorted(set(self.kind), key=lambda k: (phase_order(k), k))
 
     def during(self, begin: int, end: int) -> Lane:
         """The boxes that touch a stretch of time, in ns."""
         mask = (self.boxes.end >= begin) & (self.boxes.start <= end)
-        kept = [k for k, m in zip(self.kind, mask, strict=True) if m]
-        return Lane(self.name, self.boxes.where(mask), kept, self.colour)
+        return Lane(self.name, self.boxes.where(mask), self.kind[mask], self.names, self.colour)
+
+
+def _lane(
+    name: str, boxes: Intervals, code: Ints, texts: list[str], colour: Callable[[str], str]
+) -> Lane:
+    """A lane whose kinds are those that its boxes have; `texts` may hold one more than once."""
+    used = {texts[int(c)] for c in np.unique(code)}
+    names = sorted(used, key=lambda k: (phase_order(k), k))
+    place = {k: i for i, k in enumerate(names)}
+    index = np.asarray([place.get(t, -1) for t in texts], dtype=np.int64)
+    return Lane(name, boxes, index[code], names, colour)
 
 
 def lanes(collected: Collected, chosen: Selection) -> tuple[Lane, Lane]:
@@ -70,13 +84,8 @@ def lanes(collected: Collected, chosen: Selection) -> tuple[Lane, Lane]:
     axes = axis_of_group(collected)
     by_code = [axes.get(k, "unknown") for k in keys]
     return (
-        Lane("phases", phases, [names[i] for i in which[phases.row]], phase_colour),
-        Lane(
-            "collectives",
-            collectives,
-            [by_code[i] for i in groups[collectives.row]],
-            axis_colour,
-        ),
+        _lane("phases", phases, which[phases.row], names, phase_colour),
+        _lane("collectives", collectives, groups[collectives.row], by_code, axis_colour),
     )
 
 
@@ -125,8 +134,10 @@ def timeline(
             f"colour of what takes most of it. Zoom in to see every box."
         )
     else:
+        drawn = [lane for lane in both if lane.names]
         for lane in seen:
-            _boxes(fig, collected, lane, rows, zero)
+            place = LANES[lane.name] if len(drawn) > 1 else ALONE
+            _boxes(fig, collected, lane, rows, zero, place)
     _lay_out(fig, theme, rows, ((span[0] - zero) / 1e9, (span[1] - zero) / 1e9))
     if mark is not None:
         _mark(fig, (mark[0] - zero) / 1e9, mark[1], theme)
@@ -134,19 +145,24 @@ def timeline(
 
 
 def _boxes(
-    fig: go.Figure, collected: Collected, lane: Lane, rows: dict[int, int], zero: int
+    fig: go.Figure,
+    collected: Collected,
+    lane: Lane,
+    rows: dict[int, int],
+    zero: int,
+    place: tuple[float, float],
 ) -> None:
     """One bar trace a kind, so that colour and legend are a kind's."""
     boxes = lane.boxes
-    centre, height = LANES[lane.name]
-    y = np.asarray([rows[int(r)] for r in boxes.rank]) + centre
+    centre, height = place
+    y = np.searchsorted(np.asarray(list(rows), dtype=np.int64), boxes.rank) + centre
     start = (boxes.start - zero) / 1e9
     width = (boxes.end - boxes.start) / 1e9
-    kind = np.asarray(lane.kind)
-    texts = np.asarray(describe(collected, lane.name, boxes, lane.kind), dtype=object)
-    for name in lane.kinds():
+    said = [lane.names[k] for k in lane.kind]
+    texts = np.asarray(describe(collected, lane.name, boxes, said), dtype=object)
+    for code, name in enumerate(lane.names):
         for running in (False, True):
-            mine = (kind == name) & (boxes.open == running)
+            mine = (lane.kind == code) & (boxes.open == running)
             if not mine.any():
                 continue
             fig.add_bar(
@@ -168,9 +184,9 @@ def _boxes(
 def _legend(both: tuple[Lane, Lane]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """Every kind of the run, so that the legend stays put while one zooms."""
     return tuple(
-        (title, tuple((k, lane.colour(k)) for k in lane.kinds()))
+        (title, tuple((k, lane.colour(k)) for k in lane.names))
         for title, lane in zip(("phases", "collectives by axis"), both, strict=True)
-        if lane.kind
+        if lane.names
     )
 
 

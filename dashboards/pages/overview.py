@@ -45,9 +45,13 @@ def layout(view: View, chosen: Selection) -> Component:
     """The skeleton; the callbacks fill it."""
     answer_place = html.Div(id="overview-answer")
     others_place = html.Div(id="overview-others")
-    if not view.timed:
-        what = "Nothing with a time in it was recorded: no step, no phase, no collective."
-        how = "The page on artifacts says which files there are and what was read of them."
+    if not view.stepped:
+        what = "No step and no phase was recorded, so there is no time to divide here."
+        how = (
+            "The timeline shows the collectives that were recorded."
+            if view.timed
+            else "The page on artifacts says which files there are and what was read of them."
+        )
         return dmc.Stack([answer_place, notice(what, how), others_place], gap="md")
     return dmc.Stack(
         [

@@ -30,6 +30,7 @@ PATH = "/topology"
 TITLE = "Topology"
 ICON = "topology"
 _GROUPS_SHOWN = 64
+_NODES_SHOWN = 512
 _HOW = (
     "Save `nvidia-smi topo -m > topo.txt` on a node and give it to `diag topo --from topo.txt "
     "--plan plan.yaml`, or to `diag analyze` together with the run's logs."
@@ -74,10 +75,10 @@ def layout(view: View, chosen: Selection) -> Component:  # noqa: ARG001
                     dmc.Select(
                         id="node",
                         label="Node",
-                        data=[{"value": str(i), "label": n.host} for i, n in enumerate(nodes)],
+                        data=_options(nodes, plan),
                         value="0",
                         allowDeselect=False,
-                        w=260,
+                        w=320,
                     ),
                     html.Div(
                         [
@@ -108,6 +109,17 @@ def layout(view: View, chosen: Selection) -> Component:  # noqa: ARG001
     )
 
 
+def _options(nodes: list[Topology], plan: Plan | None) -> list[dict[str, str]]:
+    """The nodes to choose from: one file often stands for all nodes of a plan, which are alike."""
+    if plan is not None and len(nodes) == 1 and plan.nodes > 1:
+        count = min(plan.nodes, _NODES_SHOWN)
+        return [
+            {"value": str(i), "label": f"node {i} of {plan.nodes}, drawn as {nodes[0].host}"}
+            for i in range(count)
+        ]
+    return [{"value": str(i), "label": n.host} for i, n in enumerate(nodes)]
+
+
 def register(app: Dash, runs: Runs) -> None:
     """Install the callbacks of this page."""
 
@@ -117,12 +129,12 @@ def register(app: Dash, runs: Runs) -> None:
         key = runs.find(parse(PATH, search).run) or runs.keys()[0]
         collected = runs.view(key).collected
         nodes = nodes_of(collected)
-        index = int(node) if node and node.isdecimal() and int(node) < len(nodes) else 0
+        index = int(node) if node and node.isdecimal() and len(node) < 7 else 0
         if not nodes:
             return [*fill(Missing("This run has no topology of its nodes.", _HOW), key), None]
         plan = collected.plan
         on = axis if plan is not None and axis in plan.sizes else None
-        drawn = topology(nodes[index], theme_of(scheme), plan, on, index)
+        drawn = topology(nodes[min(index, len(nodes) - 1)], theme_of(scheme), plan, on, index)
         below = None if plan is None or on is None else placement(plan, on)
         return [*fill(drawn, f"{key} {index}"), below]
 

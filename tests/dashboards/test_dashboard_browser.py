@@ -195,7 +195,7 @@ def test_hostile_text_is_shown_as_text(server: str, browser: Any) -> None:
 
 def test_an_empty_run_says_what_is_missing(server: str, browser: Any) -> None:
     with opened(browser, f"{server}/?run=empty") as page:
-        page.get_by_text("Nothing with a time in it").wait_for()
+        page.get_by_text("there is no time to divide").wait_for()
         assert page.locator(".js-plotly-plot").count() == 0
         go(page, "Topology")
         page.get_by_text("no topology of its nodes").wait_for()

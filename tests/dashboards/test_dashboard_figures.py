@@ -316,7 +316,7 @@ def test_what_a_dead_rank_left_open_ends_with_its_process() -> None:
 
 def test_in_the_raster_too_an_inner_phase_is_taken_from_the_outer() -> None:
     rows = []
-    for step in range(1000):
+    for step in range(timeline.SHAPES // 2):
         at = synthetic.T0 + step * 100
         rows += [
             {"rank": 0, "phase": "backward", "start_ns": at, "end_ns": at + 100},
@@ -336,3 +336,12 @@ def test_each_box_finds_the_one_that_holds_it() -> None:
     start = np.asarray([0, 10, 20, 60, 0, 50])
     end = np.asarray([100, 50, 30, 90, 40, 70])
     assert parents(rank, start, end).tolist() == [-1, 0, 1, 0, -1, -1]
+
+
+def test_collectives_alone_take_the_whole_row() -> None:
+    made = synthetic.healthy(ranks=2, steps=2)
+    made.tables["phases"] = table("phases")
+    drawn = of(timeline.timeline(made, ALL, "light"))
+    assert {bar.width for bar in drawn.figure.data} == {timeline.ALONE[1]}
+    assert sorted({float(y) for bar in drawn.figure.data for y in bar.y}) == [0.0, 1.0]
+    assert [title for title, _ in drawn.legend] == ["collectives by axis"]
