@@ -109,6 +109,10 @@ class Companions:
         ended = time.time_ns()
         if self._watcher is not None:
             self._watcher.stop()
+            left = self.ranks()
+            if left:
+                pids = ", ".join(str(pid) for pid in left)
+                voice.note(f"the job's command has ended, but ranks of it still run (pid {pids})")
         self._recorder.stop()
         with contextlib.suppress(OSError):
             (self.run_dir / _RESERVE).unlink()

@@ -24,7 +24,7 @@ from diag.companions import Companions
 from diag.watch import HangPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 FORWARDED = frozenset(
     {
@@ -86,15 +86,16 @@ def _run_dir(options: Options, name: str) -> Path | None:
     return path
 
 
-def _start(command: Sequence[str], env: dict[str, str], out: streams.Streams) -> int:
+def _start(
+    command: Sequence[str], env: dict[str, str], out: streams.Streams, mask: set[int]
+) -> int:
     """Start the job; its process id. Raises OSError when it cannot be started."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     return os.posix_spawnp(
         command[0],
         list(command),
         env,
         file_actions=[(os.POSIX_SPAWN_DUP2, ours, target) for target, ours in out.job.items()],
-        setsigmask=mask - FORWARDED - {signal.SIGCHLD},
+        setsigmask=mask,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; the job must not
     )
 
@@ -102,7 +103,9 @@ def _start(command: Sequence[str], env: dict[str, str], out: streams.Streams) ->
 class Supervisor:
     """One job from start to end."""
 
-    def __init__(self, command: Sequence[str], options: Options) -> None:
+    def __init__(self, command: Sequence[str], options: Options, mask: set[int]) -> None:
+        """`mask`: the signals that the job starts with blocked, as it would without us."""
+        self._mask = mask
         self._command = command
         self._options = options
         self._name = options.name or rundir.name_of(command)
@@ -115,8 +118,6 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run the job; returns when it has ended and was reported on."""
-        streams.ensure_standard()
-        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
         run_dir = _run_dir(self._options, self._name)
         env, switched, problems = self._environment(run_dir)
         agent = self._options.agent and run_dir is not None and not problems
@@ -133,7 +134,7 @@ class Supervisor:
         out = streams.start(run_dir)
         self._relay = out.relay
         try:
-            self._job = _start(self._command, env, out)
+            self._job = _start(self._command, env, out, self._mask)
         except OSError as wrong:
             return self._not_started(wrong, run_dir)
         finally:
@@ -235,14 +236,17 @@ class Supervisor:
             self._signal_ranks(signal.SIGKILL)
         self._reap_relay(wait=_DRAIN)
         if self._companions is not None:
-            _shield(code, self._companions.run_dir)
-            self._companions.settle(exit_code=code, signal=number, interrupted=self._interrupted)
-            self._companions.report()
-            self._companions.close()
+            with _shielded(code, self._companions.run_dir):
+                self._companions.settle(
+                    exit_code=code, signal=number, interrupted=self._interrupted
+                )
+                self._companions.report()
+                self._companions.close()
         return Outcome(code, run_dir)
 
 
-def _shield(code: int, run_dir: Path) -> None:
+@contextlib.contextmanager
+def _shielded(code: int, run_dir: Path) -> Iterator[None]:
     """While the report is made: the first Ctrl-C or SIGTERM only asks, the second one leaves."""
     asked = False
 
@@ -254,12 +258,26 @@ def _shield(code: int, run_dir: Path) -> None:
         asked = True
         voice.note("writing the report; once more to leave without it")
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, on_signal)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
+    patient = (signal.SIGINT, signal.SIGTERM)
+    before = {n: h for n in patient if (h := signal.getsignal(n)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, patient)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, patient)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(command: Sequence[str], options: Options | None = None) -> Outcome:
-    """Run `command` under watch. For the main thread only: it takes over the signals."""
-    return Supervisor(command, options or Options()).run()
+    """Run `command` under watch. For the main thread only: it takes over the signals meanwhile."""
+    streams.ensure_standard()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
+    try:
+        return Supervisor(command, options or Options(), mask).run()
+    finally:
+        while signal.sigtimedwait(FORWARDED, 0) is not None:
+            pass  # came too late for the job; it must not change how we end
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

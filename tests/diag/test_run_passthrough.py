@@ -157,9 +157,9 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
 def test_ctrl_c_typed_at_a_terminal_reaches_the_job_once(tmp_path: Path) -> None:
     command = diag_run("--run-dir", str(tmp_path / "r"))
     terminal = Terminal([*command, sys.executable, COUNTER, "0.5"])
-    terminal.until(rb"ready \d+")
+    terminal.until(rb"ready \d+\r")
     os.write(terminal.fd, b"\x03")
-    assert terminal.until(rb"counts ([^\r]*)")[1] == b"SIGINT=1"
+    assert terminal.until(rb"counts ([^\r]*)\r")[1] == b"SIGINT=1"
     assert terminal.code() == 0
     assert '"interrupted": true' in (tmp_path / "r/run.json").read_text()
 
@@ -168,7 +168,7 @@ def test_ctrl_z_stops_the_job_and_fg_goes_on(tmp_path: Path) -> None:
     terminal = Terminal(["/bin/sh", "-i"])
     command = [*diag_run("--run-dir", str(tmp_path / "r")), sys.executable, COUNTER, "0.5"]
     os.write(terminal.fd, (" ".join(command) + "\n").encode())
-    job = int(terminal.until(rb"ready (\d+)")[1])
+    job = int(terminal.until(rb"ready (\d+)\r")[1])
     os.write(terminal.fd, b"\x1a")
     terminal.until(rb"Stopped")
     now = stat(job)
@@ -177,7 +177,7 @@ def test_ctrl_z_stops_the_job_and_fg_goes_on(tmp_path: Path) -> None:
     os.write(terminal.fd, b"fg\n")
     time.sleep(0.5)
     os.write(terminal.fd, b"\x03")
-    assert terminal.until(rb"counts ([^\r]*)")[1] == b"SIGINT=1"
+    assert terminal.until(rb"counts ([^\r]*)\r")[1] == b"SIGINT=1"
     terminal.until(rb"report  ")
     os.write(terminal.fd, b"exit 9\n")
     assert terminal.code() == 9
