@@ -8,10 +8,11 @@ number and the seed: how many ranks share the reading changes nothing of what is
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sysconfig
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from trainer.config import ConfigError
 from trainer.model import IGNORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from trainer.config import DataConfig
 
@@ -104,7 +105,7 @@ class Loader:
     def read_sample(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of sample `number`, each `sequence` int64 byte values."""
         epoch, position = divmod(number, self.windows)
-        offset = int(epoch_order(self.windows, self.seed, epoch)[position]) * self.sequence
+        offset = shuffled(position, self.windows, self.seed, epoch) * self.sequence
         pieces = self.corpus.pieces(offset, self.sequence + 1)
         text = b"".join(self.read_shard(*piece) for piece in pieces)
         values = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
@@ -131,17 +132,30 @@ def as_named(shard: Path) -> Path:
     return shard
 
 
-@lru_cache(maxsize=2)
-def epoch_order(windows: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch's samples: a permutation that seed and epoch fix."""
-    return np.random.default_rng((seed, epoch)).permutation(windows)
+def shuffled(position: int, count: int, seed: int, epoch: int) -> int:
+    """Which of `count` windows stands at `position` of an epoch: a permutation without a table.
+
+    Four Feistel rounds permute the least 4^k >= count (Luby & Rackoff 1988); a result beyond count
+    is sent through again until it falls inside, which keeps it one-to-one (Black & Rogaway 2002).
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = position >> half, position & mask
+        for turn in range(4):
+            text = f"{seed}/{epoch}/{turn}/{right}".encode()
+            noise = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+            left, right = right, left ^ (noise & mask)
+        position = left << half | right
+        if position < count:
+            return position
 
 
 def open_corpus(config: DataConfig, least: int) -> Corpus:
     """The files that the config names, sorted by path; ConfigError if they cannot make a sample."""
     root = Path(config.path) if config.path else Path(sysconfig.get_path("stdlib"))
     if root.is_dir():
-        shards = sorted(p for p in root.rglob("*") if _wanted(p, root, config.suffixes))
+        shards = sorted(_files(root, config.suffixes))
     elif root.exists():
         shards = [root]
     else:
@@ -165,6 +179,8 @@ def open_corpus(config: DataConfig, least: int) -> Corpus:
     return corpus
 
 
-def _wanted(path: Path, root: Path, suffixes: tuple[str, ...]) -> bool:
-    inside = path.relative_to(root).parts
-    return path.suffix in suffixes and not _SKIPPED.intersection(inside) and path.is_file()
+def _files(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Files below `root` with one of these endings, outside folders of installed packages."""
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in _SKIPPED]
+        yield from (Path(folder, name) for name in names if name.endswith(suffixes))

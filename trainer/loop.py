@@ -51,7 +51,7 @@ class Trainer:
         self.config = config
         self.device = device
         self.layout = resolve(config, world)
-        self.mesh = mesh_file.build(self.layout, config.mesh.order, device)
+        self.mesh = mesh_file.build(self.layout, config.mesh.order, device, config.parallel.timeout)
         corpus = open_corpus(config.data, config.train.sequence + 1)
         self.loader = Loader(
             corpus,

@@ -80,8 +80,11 @@ class Mesh:
         return " x ".join(f"{axis.name}{axis.size}" for axis in self.axes.values())
 
 
-def build(layout: Layout, order: tuple[str, ...], device: torch.device) -> Mesh:
-    """The mesh over the default process group; tells whoever watches what its groups are."""
+def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout: float) -> Mesh:
+    """The mesh over the default process group; tells whoever watches what its groups are.
+
+    `timeout` is in seconds and holds for the axes' groups, which do not inherit the default one's.
+    """
     if layout.world == 1:
         axes = {name: Axis(name, 1, 0, (0,), None) for name in order}
         return Mesh(axes=axes, rank=0, world=1)
@@ -95,9 +98,16 @@ def build(layout: Layout, order: tuple[str, ...], device: torch.device) -> Mesh:
         on = len(ranks) > 1
         axes[name] = Axis(name, len(ranks), grid.get_local_rank(name), ranks, group if on else None)
         if on:
+            _limit(group, timeout)
             annotate.group(group.group_name, name)
     annotate.mesh({name: axis.index for name, axis in axes.items()}, order)
     return Mesh(axes=axes, rank=dist.get_rank(), world=layout.world)
+
+
+def _limit(group: dist.ProcessGroup, timeout: float) -> None:
+    """Let the collectives of `group` fail after `timeout` seconds; public since torch 2.14."""
+    limit = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    limit(timedelta(seconds=timeout), group)
 
 
 def pick_device(wanted: str) -> torch.device:

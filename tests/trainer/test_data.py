@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer.config import ConfigError, DataConfig
-from trainer.data import Corpus, Loader, open_corpus
+from trainer.data import Corpus, Loader, open_corpus, shuffled
 from trainer.model import IGNORE
 
 if TYPE_CHECKING:
@@ -69,6 +69,16 @@ def test_an_epoch_sees_every_window_once_and_the_next_in_another_order(folder: P
     assert epochs[0] != epochs[1]
     again = loader(corpus, seed=1)
     assert epochs[0] != [bytes(again.read_sample(i)[0].tolist()) for i in range(one.windows)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 16, 17, 100, 1025])
+def test_shuffling_is_a_permutation_of_any_length(count: int) -> None:
+    orders = [[shuffled(i, count, 0, epoch) for i in range(count)] for epoch in range(2)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(count))
+    if count > 10:
+        assert orders[0] != orders[1]
+        moved = sum(1 for i, one in enumerate(orders[0]) if i != one)
+        assert moved > count / 2
 
 
 def test_targets_are_the_next_byte_and_end_with_their_file(folder: Path) -> None:
