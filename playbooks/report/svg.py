@@ -129,9 +129,12 @@ def _window(evidence: Evidence, at_ns: int | None) -> _Window | None:
     if not line.ranks or not line.steps.size:
         return None
     known = line.seconds[~np.isnan(line.seconds)]
-    step = int(np.median(known) * 1e9) if known.size else 1_000_000_000
+    step = max(int(np.median(known) * 1e9), 1000) if known.size else 1_000_000_000
     times = np.concatenate((line.start_ns.ravel(), line.end_ns.ravel()))
-    first, last = int(times[times >= 0].min()), int(times.max())
+    times = times[times >= 0]
+    if times.size == 0:
+        return None
+    first, last = int(times.min()), int(times.max())
     if at_ns is None or not first <= at_ns <= last + 3 * step:
         return _Window(max(first, last - 6 * step), last)
     return _Window(max(first, at_ns - 5 * step), at_ns + 3 * step)
