@@ -1,6 +1,6 @@
 """Everything that reaches into torch's private names, and nothing else does.
 
-Tried on torch 2.14.1 (and see the tests). Each function looks its feature up and says in its return
+Tried on torch 2.11.0 and 2.14.1. Each function looks its feature up and says in its return
 value whether it was there, so that an older or newer torch loses a column and not the job.
 
     what                                 since  without it
@@ -27,15 +27,15 @@ _HOOK_ID = 0x64696167
 """Our id among a group's hooks ("diag" in ASCII), so as not to meet another tool's."""
 
 _METHODS = {
-    "allreduce": "allreduce",
+    "allreduce": "all_reduce",
     "broadcast": "broadcast",
     "reduce": "reduce",
-    "allgather": "allgather",
-    "_allgather_base": "allgather",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter",
-    "alltoall": "alltoall",
-    "alltoall_base": "alltoall",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
     "barrier": "barrier",
     "gather": "gather",
     "scatter": "scatter",
@@ -123,7 +123,7 @@ def wrap_methods(
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kw: Any) -> Any:
-            inside = op in ("allreduce", "broadcast", "reduce", "send", "recv", "barrier")
+            inside = op in ("all_reduce", "broadcast", "reduce", "send", "recv", "barrier")
             inputs = list(_tensors(args[0 if inside else 1])) if len(args) > (not inside) else []
             outputs = [] if inside else list(_tensors(args[0]))
             root = args[1] if op in ("send", "recv") and len(args) > 1 else -1
