@@ -24,7 +24,7 @@ In: any text. Out: log_events rows (fields as JSON; a number the line lacks is a
 | nccl.closed-by-peer, .error, .warn | peer; message; host, pid, device, message |
 | gloo.closed-by-peer, .timeout, .pair-closed | peer, port; timeout_ms, direction |
 | gloo.size-mismatch | received, expected (bytes) |
-| gloo.monitored-barrier, .monitored-barrier-peer | reporter, ranks, timeout_ms |
+| gloo.monitored-barrier, .monitored-barrier-peer | ranks, timeout_ms; reporter |
 | c10d.mismatch | fingerprints {rank: {op, shape, dtypes, seq}}, differs [aspect] |
 | store.clients-missing | seconds, joined, expected |
 | store.connect-timeout, .retry, .wait-timeout | host, port, timeout_ms; what; keys |
@@ -74,8 +74,11 @@ RULES = (
     *kernel_lines.RULES,
     *progress_lines.RULES,
 )
-_BINARY = 0.3
+_BINARY = 0.05
 """A head with more control bytes than this is no text."""
+_TEXT = 4096
+"""Characters of a line that patterns see; they cost up to the square of it, and no known line is
+longer."""
 _QUIET = {"nccl.error", "train.world"}
 """Kinds that other rules of the same line say better."""
 
@@ -102,7 +105,7 @@ class _Scanner:
 
     def feed(self, number: int, raw: str) -> None:
         """One line of the file."""
-        line = self.stripper.strip(number, raw)
+        line = self.stripper.strip(number, raw[:_TEXT])
         self.reading.saw(line)
         if line.stamp is not None and line.stamp.year is not None:
             self.reading.years[line.stamp.year] += 1

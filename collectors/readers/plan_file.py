@@ -2,6 +2,7 @@
 
 In: a YAML mapping. Out: a Reading with a Plan, or one whose Source lists every reason against it.
 Aliases are refused: a plan needs none, and nested ones grow without bound when they are printed.
+So is deep nesting, whose cost grows with its square.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collectors.topology.plan import PlanError, parse_plan
 
 KIND = "plan"
 BYTES = 4 << 20
+DEPTH = 8
+"""A plan is a mapping with two lists."""
 _WORLD = re.compile(rb"^world[ \t]*:", re.MULTILINE)
 _OTHER = re.compile(rb"^(?:nodes|gpus_per_node|order|tp|pp|dp|cp|ep)[ \t]*:", re.MULTILINE)
 
@@ -26,9 +29,14 @@ def sniff(head: bytes) -> bool:
 def _load(text: str) -> object:
     import yaml
 
+    depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
             raise PlanError("aliases are not used in a plan")
+        if depth > DEPTH:
+            raise PlanError(f"a plan is not nested deeper than {DEPTH}")
     return yaml.safe_load(text)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KIND = "nvidia-smi-topo"
 _MATRICES = 4096
+_LINE = 4096
+"""Characters of a line that are looked at; patterns cost up to the square of it."""
 _WORDS = {
     "PIX": "pcie-switch",
     "PXB": "pcie-switches",
@@ -44,6 +46,8 @@ _COMMENT = re.compile(
 )
 _NAMED = re.compile(r"^\s*(?:host|hostname|node)\s*[:=]\s*([A-Za-z0-9][\w.-]*)\s*$", re.IGNORECASE)
 _PREFIX = re.compile(r"^([A-Za-z][\w.-]*):(?=[ \t])[ ]?")
+_NAMING = 200
+"""Characters within which a line names a host."""
 _FEW = 0.3
 """Less of a text than this in matrices: it is a log that shows one."""
 
@@ -106,7 +110,7 @@ def sniff(head: bytes) -> bool:
     """A header row and a GPU row (or affinities), in a text that is not mostly something else."""
     if b"GPU0" not in head:
         return False
-    lines = [bare(t) for t in head.decode("utf-8", "replace").splitlines() if t.strip()]
+    lines = [bare(t[:_LINE]) for t in head.decode("utf-8", "replace").splitlines() if t.strip()]
     some = False
     known = 0
     matrix: _Matrix | None = None
@@ -154,11 +158,10 @@ class _Parser:
         if legend and matrix_now is not None:
             matrix_now.legend[legend.group(1)] = legend.group(2)
             return
-        for pattern in (_PROMPT, _COMMENT, _NAMED):
-            named = pattern.search(line) if pattern is _PROMPT else pattern.match(line)
-            if named:
-                self.host = named.group(1)
-                return
+        asked = _PROMPT.search(line) if "nvidia-smi" in line else None
+        named = asked or _COMMENT.match(line[:_NAMING]) or _NAMED.match(line[:_NAMING])
+        if named:
+            self.host = named.group(1)
 
 
 def _numa(tail: list[str]) -> int | None:
@@ -213,7 +216,7 @@ def parse(artifact: Artifact) -> tuple[list[Topology], list[str]]:
     problems: list[str] = []
     parser = _Parser(PurePath(artifact.path).name.split(".")[0])
     for number, line in artifact.lines(problems):
-        parser.feed(number, bare(line))
+        parser.feed(number, bare(line[:_LINE]))
     hosts = _hosts(parser.done, parser.stem or "stdin")
     found = [
         _topology(m, clean(host, 80), artifact.path, problems)
@@ -225,7 +228,9 @@ def parse(artifact: Artifact) -> tuple[list[Topology], list[str]]:
 def read(artifact: Artifact) -> Reading:
     """Every matrix of the file."""
     found, problems = parse(artifact)
-    whole = bool(found) and not problems
+    if not found:
+        problems.append("no matrix in it")
+    whole = not problems
     state = "all" if whole else "part" if found else "none"
     reading = Reading(
         Source(artifact.path, KIND, state, tuple(dict.fromkeys(problems))), topologies=found

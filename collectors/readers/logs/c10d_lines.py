@@ -187,7 +187,7 @@ RULES = (
     rule(
         "gloo.monitored-barrier",
         "failed to pass monitoredBarrier",
-        r"\[?Rank (?P<i_reporter>\d+)\]?: Ranks? (?P<named>[\d, ]+) failed to pass "
+        r"\bRanks? (?P<named>[\d, ]+) failed to pass "
         r"monitoredBarrier in (?P<i_timeout_ms>\d+) ms",
         _named_ranks,
     ),

@@ -43,7 +43,7 @@ _LOGGER = re.compile(r"torch\.distributed\.elastic\.[\w.]+: ")
 _SAID_RANK = re.compile(
     r"(?:^|\b)(?:global[_ ])?rank[ =:]+(\d{1,7})\b(?!\s*(?:of|/)?\s*\d*\s*failed)"
 )
-_HOST = re.compile(r"([A-Za-z][A-Za-z0-9.-]*): ?(?=\[|\s|$)")
+_HOST = re.compile(r"([A-Za-z][A-Za-z0-9.-]*):(?: |$)")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 from collectors.readers.logs.rule import number, rule, whole
 
-_N = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)\b)"
+_N = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b))"
 _HINT = re.compile(r"step|iter|\bit\b|epoch|upd|batch|it/s|s/it", re.IGNORECASE)
 _STEPS = (
     re.compile(r"\bnum_updates[=: ]+(\d{1,12})()"),
