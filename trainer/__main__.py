@@ -1,13 +1,15 @@
 """`python -m trainer` (one process) or `torchrun --nproc-per-node N -m trainer` (N ranks).
 
 In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout.
-Exit 0 after the last step, 2 with one line a problem when the configuration cannot work; torch is
-imported only once the configuration is sound. A failure in training is left to be seen as it is.
+Exit 0 after the last step, 2 with one line a problem when the configuration cannot work, 130 when
+interrupted. Torch is imported only once the configuration is sound. A failure in training is left
+to be seen as it is.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -35,6 +37,10 @@ def main() -> int:
             for problem in error.problems:
                 print(f"trainer: {problem}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        if rank == 0:
+            print("trainer: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -108,7 +108,13 @@ def _model_problems(config: Config) -> list[str]:
 def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
     model, train = config.model, config.train
     found = []
-    if layout.world != world:
+    if layout.world != world and not config.parallel.dp:
+        shared = layout.tp * layout.pp
+        found.append(
+            f"tp x pp = {layout.tp} x {layout.pp} = {shared} does not divide {world} ranks "
+            f"(parallel.tp, parallel.pp or --nproc-per-node)"
+        )
+    elif layout.world != world:
         found.append(
             f"dp x tp x pp = {layout.dp} x {layout.tp} x {layout.pp} = {layout.world}, but there "
             f"are {world} ranks (parallel.dp, parallel.tp, parallel.pp or --nproc-per-node)"
@@ -118,14 +124,14 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"parallel.tp={layout.tp} exceeds model.kv_heads={model.kv_heads}: each tp rank needs "
             f"a whole key/value head (parallel.tp={model.kv_heads} or model.kv_heads={layout.tp})"
         )
-    shared = (
+    split = (
         ("model.heads", model.heads),
         ("model.kv_heads", model.kv_heads),
         ("model.mlp", model.mlp),
         ("the vocabulary", VOCABULARY),
     )
-    common = math.gcd(*(size for _, size in shared))
-    bad = [f"{name}={size}" for name, size in shared if size % layout.tp]
+    common = math.gcd(*(size for _, size in split))
+    bad = [f"{name}={size}" for name, size in split if size % layout.tp]
     if bad and layout.tp <= model.kv_heads:
         found.append(
             f"parallel.tp={layout.tp} does not divide {', '.join(bad)} "

@@ -85,7 +85,7 @@ def test_values_out_of_range_are_all_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "world", "words"),
     [
-        (("parallel.tp=3",), 4, "= 3, but there are 4 ranks"),
+        (("parallel.tp=3",), 4, "tp x pp = 3 x 1 = 3 does not divide 4 ranks"),
         (("parallel.dp=4", "parallel.pp=2"), 4, "= 8, but there are 4 ranks"),
         (("parallel.tp=8",), 8, "parallel.tp=8 exceeds model.kv_heads=4"),
         (("parallel.tp=4", "model.mlp=90"), 4, "does not divide model.mlp=90 (parallel.tp=2)"),
