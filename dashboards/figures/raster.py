@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dashboards.figures.nesting import parents
 from dashboards.figures.theme import plain
 from playbooks.words import seconds
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dashboards.figures.timeline import Lane
 
     Ints = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
 
 CELLS = 60_000
 """Cells at most, both lanes of all ranks together."""
@@ -48,38 +50,23 @@ def cover(
     start, end = np.clip(start, 0, bins), np.clip(end, 0, bins)
     first = np.minimum(start.astype(np.int64), bins - 1)
     last = np.minimum(end.astype(np.int64), bins - 1)
-    out = np.zeros((rows, bins + 1, kinds))
-    whole = np.zeros((rows, bins + 1, kinds))
     same = first == last
-    np.add.at(out, (row[same], first[same], kind[same]), end[same] - start[same])
     far = ~same
-    np.add.at(out, (row[far], first[far], kind[far]), first[far] + 1 - start[far])
-    np.add.at(out, (row[far], last[far], kind[far]), end[far] - last[far])
-    np.add.at(whole, (row[far], first[far] + 1, kind[far]), 1)
-    np.add.at(whole, (row[far], last[far], kind[far]), -1)
+    place = (row * (bins + 1)) * kinds + kind
+    size = rows * (bins + 1) * kinds
+
+    def added(where: npt.NDArray[np.bool_], bin_: Ints, amount: Floats) -> Floats:
+        index = place[where] + bin_[where] * kinds
+        summed = np.bincount(index, weights=amount[where], minlength=size)
+        return summed.astype(np.float64).reshape(rows, bins + 1, kinds)
+
+    one = np.ones(len(row))
+    out = added(same, first, end - start)
+    out += added(far, first, first + 1 - start)
+    out += added(far, last, end - last)
+    whole = added(far, first + 1, one) - added(far, last, one)
     total: npt.NDArray[np.float64] = (out + np.cumsum(whole, axis=1))[:, :bins]
     return total
-
-
-def parents(rank: Ints, start: Ints, end: Ints) -> Ints:
-    """Row of the box that directly holds each box of the same rank, -1 where none does.
-
-    In: boxes sorted by (rank, start, -end) that nest. How deep a box lies is how many began before
-    it less how many ended; the box that holds it is the last one before it a level up.
-    """
-    out = np.full(len(rank), -1, dtype=np.int64)
-    depth = np.zeros(len(rank), dtype=np.int64)
-    for one in np.unique(rank):
-        mine = slice(*np.searchsorted(rank, [one, one + 1]))
-        over = np.searchsorted(np.sort(end[mine]), start[mine], side="right")
-        depth[mine] = np.arange(mine.stop - mine.start) - over
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        inner = np.flatnonzero(depth == level)
-        outer = np.flatnonzero(depth == level - 1)
-        found = outer[np.maximum(np.searchsorted(outer, inner) - 1, 0)]
-        holds = (rank[found] == rank[inner]) & (end[found] > start[inner]) & (found < inner)
-        out[inner[holds]] = found[holds]
-    return out
 
 
 def _amount(

@@ -156,9 +156,17 @@ def intervals(collected: Collected, name: str, chosen: Selection) -> Intervals:
     end[unknown] = _death(collected, rank[unknown], span[1] if span else 0)
     end = np.maximum(end, start)
     kept = chosen.keep(rank, step) & (start >= 0)
-    order = np.lexsort((-end[kept], start[kept], rank[kept]))
-    row = np.flatnonzero(kept)[order]
+    row = np.flatnonzero(kept)
+    if not _sorted(rank[row], start[row], end[row]):
+        row = row[np.lexsort((-end[row], start[row], rank[row]))]
     return Intervals(row, rank[row], step[row], start[row], end[row], unknown[row])
+
+
+def _sorted(rank: Ints, start: Ints, end: Ints) -> bool:
+    """Whether rows stand by (rank, start, -end) already, as a run directory has them."""
+    later, same = start[1:] > start[:-1], start[1:] == start[:-1]
+    after = later | (same & (end[1:] <= end[:-1]))
+    return bool(((rank[1:] > rank[:-1]) | ((rank[1:] == rank[:-1]) & after)).all())
 
 
 def kinds(collected: Collected, table: str, column: str, fallback: str) -> tuple[Ints, list[str]]:

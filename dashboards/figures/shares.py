@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
+from dashboards.figures.nesting import alone
 from dashboards.figures.palette import phase_colour, phase_order
 from dashboards.figures.selection import Intervals, Selection, intervals, kinds
 from dashboards.figures.theme import Drawn, Missing, Theme, axis, faint, finish, plain
@@ -45,32 +46,6 @@ class Shares:
     """Shape (ranks, phases)."""
 
 
-def _alone(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Time in ns that each interval has for itself, the latest begun going first.
-
-    In: one rank's intervals sorted by (start, -end).
-    """
-    if len(start) < 2 or bool(np.all(start[1:] >= np.maximum.accumulate(end)[:-1])):
-        return end - start
-    own = np.zeros(len(start), dtype=np.int64)
-    stack: list[int] = []
-    now = int(start[0])
-    for i, (begin, _) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        while stack and end[stack[-1]] <= begin:
-            top = stack.pop()
-            own[top] += max(0, int(end[top]) - now)
-            now = max(now, int(end[top]))
-        if stack:
-            own[stack[-1]] += max(0, begin - now)
-        now = max(now, begin)
-        stack.append(i)
-    while stack:
-        top = stack.pop()
-        own[top] += max(0, int(end[top]) - now)
-        now = max(now, int(end[top]))
-    return own
-
-
 def _waits(collected: Collected, chosen: Selection) -> Intervals:
     some = intervals(collected, "collectives", chosen)
     wait = collected.ints("collectives", "wait_ns")[some.row]
@@ -97,16 +72,19 @@ def shares(collected: Collected, chosen: Selection) -> Shares | None:
     )
     order = np.lexsort((-end, start, rank))
     rank, start, end, which = rank[order], start[order], end[order], which[order]
-    present = np.unique(rank)
-    out = np.zeros((len(present), len(names)))
-    bounds = np.append(np.searchsorted(rank, present), len(rank))
-    for i, number in enumerate(present):
-        part = slice(bounds[i], bounds[i + 1])
-        np.add.at(out[i], which[part], _alone(start[part], end[part]) / 1e9)
-        mine = steps.rank == number
-        first = min([int(start[part].min()), *steps.start[mine].tolist()])
-        last = max([int(end[part].max()), *steps.end[mine].tolist()])
-        out[i, names.index("other")] += max(0.0, (last - first) / 1e9 - out[i].sum())
+    present, place = np.unique(rank, return_inverse=True)
+    own = alone(rank, start, end) / 1e9
+    size = (len(present), len(names))
+    cells = np.bincount(place * len(names) + which, weights=own, minlength=size[0] * size[1])
+    out = cells.astype(np.float64).reshape(size)
+    first = np.full(len(present), np.iinfo(np.int64).max)
+    last = np.zeros(len(present), dtype=np.int64)
+    ours = steps.where(np.isin(steps.rank, present))
+    at = np.searchsorted(present, ours.rank)
+    for where, begun, ended in ((place, start, end), (at, ours.start, ours.end)):
+        np.minimum.at(first, where, begun)
+        np.maximum.at(last, where, ended)
+    out[:, names.index("other")] += np.maximum(0.0, (last - first) / 1e9 - out.sum(axis=1))
     ordered = sorted(range(len(names)), key=lambda j: phase_order(names[j]))
     ordered = [j for j in ordered if out[:, j].sum() > 0]
     return Shares([int(r) for r in present], [names[j] for j in ordered], out[:, ordered])

@@ -126,11 +126,12 @@ def opened(browser: Any, url: str) -> Iterator[Any]:
 
 
 def settle(page: Any) -> None:
-    """Wait until no callback is under way."""
+    """Wait until no request is under way and every plot is drawn."""
     quiet = 0
     while quiet < 3:
         page.wait_for_timeout(60)
-        quiet = 0 if page.under_way else quiet + 1
+        drawing = page.locator(".dash-graph--pending").count()
+        quiet = 0 if page.under_way or drawing else quiet + 1
 
 
 def go(page: Any, name: str) -> None:
@@ -255,6 +256,7 @@ def test_a_box_says_what_it_is(server: str, browser: Any) -> None:
 
 
 def drag(page: Any, start: float, end: float) -> None:
+    settle(page)
     area = page.locator("#timeline .nsewdrag").first.bounding_box()
     y = area["y"] + area["height"] / 2
     page.mouse.move(area["x"] + area["width"] * start, y)

@@ -15,8 +15,9 @@ from collectors.collected import empty
 from collectors.schema import table
 from dashboards.figures import shares, steps, timeline
 from dashboards.figures import topology as graph
+from dashboards.figures.nesting import alone, parents
 from dashboards.figures.palette import AXIS_COLOURS, PHASE_COLOURS, phase_colour
-from dashboards.figures.raster import CELLS, cover, parents
+from dashboards.figures.raster import CELLS, cover
 from dashboards.figures.selection import Selection, ranks_of, step_span, time_span
 from dashboards.figures.theme import Drawn, Missing, plain
 
@@ -345,3 +346,24 @@ def test_collectives_alone_take_the_whole_row() -> None:
     assert {bar.width for bar in drawn.figure.data} == {timeline.ALONE[1]}
     assert sorted({float(y) for bar in drawn.figure.data for y in bar.y}) == [0.0, 1.0]
     assert [title for title, _ in drawn.legend] == ["collectives by axis"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 20)),
+        min_size=1,
+        max_size=14,
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_own_times_are_those_of_a_clock_that_asks_at_every_moment(some) -> None:
+    some = sorted(some, key=lambda b: (b[0], b[1], -b[2]))
+    rank, start, length = (np.asarray(column, dtype=np.int64) for column in zip(*some, strict=True))
+    end = start + length
+    want = np.zeros(len(rank), dtype=np.int64)
+    for one in range(3):
+        for moment in range(61):
+            running = (rank == one) & (start <= moment) & (moment < end)
+            if running.any():
+                want[np.flatnonzero(running)[-1]] += 1
+    np.testing.assert_array_equal(alone(rank, start, end), want)
