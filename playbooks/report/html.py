@@ -128,7 +128,7 @@ def _answer(report: Report) -> str:
 def _verdict(verdict: Finding) -> str:
     rows = "".join(
         f'<tr><td>{_e(i.quote)}</td><td class="place mono">{_e(i.source)}'
-        f"{'<br>' + _e(i.locator) if i.locator else ''}</td></tr>"
+        f"{'<br> ' + _e(i.locator) if i.locator else ''}</td></tr>"
         for i in verdict.evidence
     )
     why = f"<table>{rows}</table>" if rows else ""

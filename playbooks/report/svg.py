@@ -108,7 +108,8 @@ def shares(of: Mapping[str, Mapping[str, float]], culprits: Sequence[int]) -> st
     bottom = len(ranks) * 24 + 16
     for share in (0, 0.25, 0.5, 0.75, 1):
         x = _LEFT + share * width
-        parts.append(f'<text x="{x:.0f}" y="{bottom}" text-anchor="middle">{share:.0%}</text>')
+        anchor = "end" if share == 1 else "middle"
+        parts.append(f'<text x="{x:.0f}" y="{bottom}" text-anchor="{anchor}">{share:.0%}</text>')
     return "".join([*parts, "</svg>"])
 
 

@@ -54,9 +54,12 @@ def _unexplained(evidence: Evidence, end: End) -> bool:
         return end.signal not in _EFFECTS
     if any(r.rank in (None, end.rank) and r.kind.name != "launcher" for r in evidence.raised):
         return False
+    if end.exit_code == 0:
+        # os._exit(0) in the middle; a regular exit may be the end of its data instead.
+        return end.closed is False and end.rank in evidence.waits.ends()
     if end.exit_code is not None:
         # In loose logs an exit code without a traceback means that the traceback is elsewhere.
-        return end.exit_code != 0 and not evidence.loose
+        return not evidence.loose
     # Nobody saw the exit code. A log that was not closed means that the interpreter did not exit.
     return end.closed is False and not evidence.interrupted
 
@@ -69,7 +72,7 @@ def _first(evidence: Evidence, policy: Policy) -> list[End]:
         if _unexplained(evidence, e) and not is_after_the_fact(evidence, policy, e.at_ns)
     ]
     # A signal is a fact; "no exit code on record" is the lack of one.
-    found = [e for e in found if e.signal] or [e for e in found if e.exit_code] or found
+    found = [e for e in found if e.signal] or [e for e in found if e.exit_code is not None] or found
     if not found:
         return []
     timed = [e for e in found if e.at_ns is not None]

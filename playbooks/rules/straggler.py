@@ -157,7 +157,8 @@ def _findings(
     text = (
         f"{ranks_words(ranks, capital=True)} {verb} {lost} longer than "
         f"{'its' if len(ranks) == 1 else 'their'} peers in every step{since}, "
-        f"and all others wait for it ({one.excess:.0%} of the step)."
+        f"and all others wait for {'it' if len(ranks) == 1 else 'them'} "
+        f"({one.excess:.0%} of the step)."
     )
     formula = (
         f"(busy {seconds(own)} - peers' median {seconds(others)}) / step {seconds(whole)} = "
@@ -212,21 +213,22 @@ def _items(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], first: 
     order = sorted((i for i in range(len(line.ranks)) if i != one.row), key=lambda i: -busy[i])
     rest = ", ".join(f"rank {line.ranks[i]} {seconds(float(busy[i]))}" for i in order[:4])
     text = f"busy in each step: rank {one.rank} {seconds(float(busy[one.row]))}; {rest}"
-    items = [Item("ranks", place, text + (", ..." if len(order) > 4 else ""))]
+    items = [Item(source, f"{place}, of all ranks", text + (", ..." if len(order) > 4 else ""))]
     for phase in (*INPUT, *COMPUTE):
         matrix = line.phases.get(phase)
         over = _over(matrix, one, steady)
-        if matrix is None or over is None or abs(over) < 0.02 * float(np.nanmedian(line.seconds)):
+        if matrix is None or over is None or over < 0.02 * float(np.nanmedian(line.seconds)):
             continue
         own = float(np.median(matrix[one.row, columns]))
-        text = f"rank {one.rank} spends {seconds(own)} in {phase}, {seconds(abs(over))} "
-        text += "more than its peers" if over > 0 else "less than its peers"
+        text = (
+            f"rank {one.rank} spends {seconds(own)} in {phase}, {seconds(over)} more than its peers"
+        )
         items.append(Item(source, f"{place}, phase {phase}", text))
     return [*items, _last_item(evidence, one, steady, place)]
 
 
 def _last_item(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], place: str) -> Item:
-    """How little the rank waited, and how long the others waited for it alone."""
+    """How little the rank waited, and how often and by how much it came last."""
     ledger, line = evidence.ledger, evidence.timeline
     columns = steady[one.onset :]
     waited = np.median(line.waiting[:, columns], axis=1)
@@ -235,11 +237,12 @@ def _last_item(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], pla
     issue = ledger.issue[ledger.instances.rows[ledger.instances.first[found.instance]]]
     since = issue >= line.start_ns[one.row, columns[0]]
     mine = since & (found.last_rank == one.rank)
-    imposed = float(found.alone_ns[mine].sum() / 1e9 / columns.size)
     text = (
         f"rank {one.rank} waits for operations {seconds(float(waited[one.row]))} of a step, its "
         f"peers {seconds(others)}"
     )
     if mine.any():
-        text += f"; in collectives that it entered last it was {seconds(imposed)} late a step"
-    return Item("ledger", place, text)
+        share = float(mine.sum() / since.sum())
+        late = float(np.median(found.late_ns[mine]) / 1e9)
+        text += f"; it came last into {share:.0%} of all collectives, {seconds(late)} late"
+    return Item(f"ranks/{one.rank:05d}", f"{place}, operations", text)

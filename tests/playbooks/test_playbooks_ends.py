@@ -153,6 +153,20 @@ def test_an_unknown_end_with_an_open_log_is_likely_when_peers_lost_it() -> None:
     assert (found.cause, found.ranks, found.confidence) == ("hang.rank-died", (2,), "likely")
 
 
+def test_a_silent_exit_0_is_a_death_only_where_peers_still_wait_for_it() -> None:
+    job = ddp(2, steps=5)
+    group = job.group("dp", 0, 1)
+    job.call(0, group, 10, 480, 490, state="failed")
+    job.died(1, 485, exit_code=0)
+    job.rank(1, closed=False)
+    job.raised(0, 490, GLOO_CLOSED, C10D)
+    job.failed()
+    found = verdict(diagnose(job.collected()))
+    assert (found.cause, found.ranks, found.confidence) == ("hang.rank-died", (1,), "likely")
+    job.rank(1, closed=True)
+    assert diagnose(job.collected()).verdict is None
+
+
 def test_an_interrupt_is_no_fault() -> None:
     job = ddp(steps=12)
     for rank in range(4):
