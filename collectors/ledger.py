@@ -87,6 +87,7 @@ def steps_table(log: Log) -> pa.Table:
     }
     numbers = log.records[log.records["kind"] == flight.NUMBER]
     place = {int(step): i for i, step in enumerate(rows["step"])}
+    columns["cpu_ns"], columns["queued_ns"] = _known(rows["a"], -1), _known(rows["b"], -1)
     for name in ("tokens", "loss", "grad_norm"):
         ids = [i for i, text in log.names.items() if text == name]
         values = np.full(len(rows), np.nan)

@@ -76,6 +76,8 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         _c("tokens", "float64", "tokens of the whole step over all ranks"),
         _c("loss", "float64", "loss of the whole step"),
         _c("grad_norm", "float64", "global gradient norm before clipping"),
+        _c("cpu_ns", "int64", "time that the training thread ran on a core", "ns"),
+        _c("queued_ns", "int64", "time that it could run but waited for a core", "ns"),
     ),
     "phases": (
         _RANK,
@@ -115,7 +117,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         _c("time_ns", "int64", "when", "ns"),
         _c("allocated", "int64", "held by tensors", "B"),
         _c("reserved", "int64", "held by the allocator", "B"),
-        _c("peak", "int64", "highest `allocated` since the step began", "B"),
+        _c("peak", "int64", "highest `allocated` so far", "B"),
         _c("rss", "int64", "resident set of the process", "B"),
         _c("parameter", "int64", "of parameters", "B"),
         _c("gradient", "int64", "of gradients", "B"),

@@ -46,34 +46,20 @@ CONTROL = struct.Struct("<QqQqqHBB")
 _CONTROL_SIZE = 4096
 _MARK = struct.Struct("<Qq")
 _FINISH = struct.Struct("<q")
+_PAIR = struct.Struct("<qq")
 _OFFSET_END = 32
 _OFFSET_WAIT = 40
+_OFFSET_A = 48
 
 STEP, PHASE, COLLECTIVE, MEMORY, NUMBER = 1, 2, 3, 4, 5
 OPEN, DONE, FAILED = 0, 1, 2
 
 DTYPE = [
-    ("serial", "<u8"),
-    ("kind", "u1"),
-    ("state", "u1"),
-    ("name", "<u2"),
-    ("group", "<u2"),
-    ("dtype", "<u2"),
-    ("start", "<i8"),
-    ("begin", "<i8"),
-    ("end", "<i8"),
-    ("wait", "<i8"),
-    ("a", "<i8"),
-    ("b", "<i8"),
-    ("seq", "<i8"),
-    ("step", "<i4"),
-    ("microbatch", "<i2"),
-    ("stage", "<i2"),
-    ("shape", "<u4"),
-    ("stack", "<u4"),
-    ("peer", "<i4"),
-    ("spare", "<i4"),
-]
+    ("serial", "<u8"), ("kind", "u1"), ("state", "u1"), ("name", "<u2"), ("group", "<u2"),
+    ("dtype", "<u2"), ("start", "<i8"), ("begin", "<i8"), ("end", "<i8"), ("wait", "<i8"),
+    ("a", "<i8"), ("b", "<i8"), ("seq", "<i8"), ("step", "<i4"), ("microbatch", "<i2"),
+    ("stage", "<i2"), ("shape", "<u4"), ("stack", "<u4"), ("peer", "<i4"), ("spare", "<i4"),
+]  # fmt: skip
 """RECORD as numpy sees it."""
 
 _EPOCH = time.time_ns() - time.monotonic_ns()
@@ -184,29 +170,10 @@ class Writer:
         if segment > self._rolled:
             self._roll(segment)
         RECORD.pack_into(
-            self._segments[segment % len(self._segments)],
-            row * SIZE,
-            slot + 1,
-            kind,
-            state,
-            name,
-            group,
-            dtype,
-            start,
-            begin,
-            end,
-            wait,
-            a,
-            b,
-            seq,
-            step,
-            microbatch,
-            stage,
-            shape,
-            stack,
-            peer,
-            0,
-        )
+            self._segments[segment % len(self._segments)], row * SIZE,
+            slot + 1, kind, state, name, group, dtype, start, begin, end, wait, a, b, seq,
+            step, microbatch, stage, shape, stack, peer, 0,
+        )  # fmt: skip
         _MARK.pack_into(self._control, 0, slot + 1, end or start)
         return slot
 
@@ -229,6 +196,12 @@ class Writer:
         _FINISH.pack_into(memory, offset + _OFFSET_END, end)
         memory[offset + 9] = state
         _FINISH.pack_into(self._control, 8, end)
+
+    def fill(self, slot: int, a: int, b: int) -> None:
+        """Set the two values of a record that are known only at its end."""
+        place = self._place(slot)
+        if place is not None:
+            _PAIR.pack_into(place[0], place[1] + _OFFSET_A, a, b)
 
     def waited(self, slot: int, wait: int) -> None:
         """Set the host's waiting time (phases: the device's time) of a record."""

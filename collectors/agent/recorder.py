@@ -29,6 +29,14 @@ _MEMORY_EVERY_NS = 200_000_000
 """Memory is sampled at a step's end, at most this often."""
 
 
+def _open(path: str) -> int:
+    """A descriptor for reading, or -1 where this kernel has no such file."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError:
+        return -1
+
+
 class _Open:
     """A context that closes what `begin` opened."""
 
@@ -74,6 +82,8 @@ class Recorder:
         self._forwards = 0
         self._memory_at = 0
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._schedstat = _open("/proc/thread-self/schedstat")
+        self._cpu_start = self._cpu_end = (0, 0)
         self._page = os.sysconf("SC_PAGESIZE")
         self.off = False
         """Set once when a hook failed; nothing is recorded from then on."""
@@ -112,10 +122,14 @@ class Recorder:
         self.current = number
         self._step_start = at
         self._forwards = 0
-        self._step_slot = self.writer.put(flight.STEP, 0, at, step=number)
+        self._cpu_start = self._cpu()
+        self._step_slot = self.writer.put(flight.STEP, 0, at, step=number, a=-1, b=-1)
 
     def step_end(self, slot: int, at: int = 0, *, failed: bool = False) -> None:
         end = at or now()
+        ran, queued = self._cpu_end if at else self._cpu()
+        if ran:
+            self.writer.fill(slot, ran - self._cpu_start[0], queued - self._cpu_start[1])
         self.writer.finish(slot, end, flight.FAILED if failed else flight.DONE)
         self._step_slot = -1
         if failed:
@@ -137,7 +151,9 @@ class Recorder:
         if self._optimizer_end and self._step_slot >= 0:
             self.step_end(self._step_slot, self._optimizer_end)
             at, self._optimizer_end = self._optimizer_end, 0
-        if self._step_slot < 0:
+            self.step_begin(self.current + 1, at)
+            self._cpu_start = self._cpu_end
+        elif self._step_slot < 0:
             self.step_begin(self.current + 1, at)
 
     def optimizer_done(self, optimizer: int) -> None:
@@ -146,6 +162,14 @@ class Recorder:
             self._primary = optimizer
         if optimizer == self._primary or self._optimizer_end:
             self._optimizer_end = now()
+            self._cpu_end = self._cpu()
+
+    def _cpu(self) -> tuple[int, int]:
+        """(ns that the training thread ran, ns that it waited for a core); zeros when unknown."""
+        if self._schedstat < 0:
+            return 0, 0
+        ran, queued, _slices = os.pread(self._schedstat, 96, 0).split()
+        return int(ran), int(queued)
 
     def finish(self) -> None:
         """Regular exit: close the step that the last optimizer call completed."""

@@ -60,6 +60,15 @@ def test_each_rank_has_its_steps(ddp: Collected) -> None:
         assert starts == sorted(starts)
 
 
+def test_each_step_says_how_long_it_ran_and_how_long_it_waited_for_a_core(ddp: Collected) -> None:
+    for row in ddp.rows("steps"):
+        if row["end_ns"]:
+            whole = row["end_ns"] - row["start_ns"]
+            assert 0 < row["cpu_ns"]
+            assert 0 <= row["queued_ns"]
+            assert row["cpu_ns"] + row["queued_ns"] <= 1.05 * whole + 5e6
+
+
 def test_phases_lie_inside_their_step_and_do_not_overlap(ddp: Collected) -> None:
     for rank in (0, 1):
         phases = [row for row in ddp.rows("phases") if row["rank"] == rank]
