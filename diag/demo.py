@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +124,11 @@ def judge_plan(run_dir: Path | None) -> Path:
     from playbooks import engine
     from playbooks.report import html, markdown
 
-    collected = read_paths([str(Path(__file__).parent / "data" / "bad-topology-plan")])
-    report = engine.diagnose(collected)
     where = rundir.make("demo-bad-topology-plan") if run_dir is None else rundir.claim(run_dir)[0]
+    data = Path(__file__).parent / "data" / "bad-topology-plan"
+    shutil.copytree(data, where, dirs_exist_ok=True)
+    collected = read_paths([str(where)])
+    report = engine.diagnose(collected)
     (where / "report.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
     (where / "report.md").write_text(markdown.render(report))
     (where / "report.html").write_text(html.render(report, collected))
