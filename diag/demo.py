@@ -122,7 +122,7 @@ def judge_plan(run_dir: Path | None) -> Path:
     from collectors.readers import read_paths
     from diag import rundir
     from playbooks import engine
-    from playbooks.report import html, markdown
+    from playbooks.report import html, markdown, text
 
     where = rundir.make("demo-bad-topology-plan") if run_dir is None else rundir.claim(run_dir)[0]
     data = Path(__file__).parent / "data" / "bad-topology-plan"
@@ -132,6 +132,7 @@ def judge_plan(run_dir: Path | None) -> Path:
     (where / "report.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
     (where / "report.md").write_text(markdown.render(report))
     (where / "report.html").write_text(html.render(report, collected))
+    sys.stderr.write(text.render(report, colour=sys.stderr.isatty()) + "\n")
     return where
 
 
