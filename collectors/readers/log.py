@@ -125,11 +125,12 @@ class _Scanner:
         self.reading.add_event(event)
 
     def _rules(self, line: Line, ends_traceback: bool) -> None:
+        text = line.text
         kinds: set[str] = set()
-        for one in RULES:
+        for one in [r for r in RULES if r.needle in text]:
             if one.kind in kinds or (kinds and one.kind in _QUIET):
                 continue
-            fields = one.fields(line.text)
+            fields = one.fields(text)
             if fields is None:
                 continue
             kinds.add(one.kind)

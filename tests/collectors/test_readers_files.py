@@ -208,3 +208,23 @@ _WORDS = st.sampled_from(
 def test_no_mixture_of_known_words_crashes_the_log_reader(text: str) -> None:
     collected = read_paths(["-"], text.encode())
     assert set(collected.tables) >= {"ranks", "log_events"}
+
+
+def test_a_run_directory_is_read_as_one_and_joined_with_loose_files(tmp_path: Path) -> None:
+    run = tmp_path / "pile" / "run"
+    run.mkdir(parents=True)
+    about = {"schema": "diag.run/1", "name": "mine", "state": "finished", "exit_code": 0}
+    (run / "run.json").write_text(json.dumps({**about, "world_size": 2}))
+    (run / "exits.jsonl").write_text('{"rank": 1, "pid": 7, "exit_code": null, "signal": 9}\n')
+    (tmp_path / "pile" / "job.log").write_text(_LOG)
+    collected = read_paths([str(tmp_path / "pile")])
+    assert collected.run["name"] == "mine"
+    assert collected.world_size == 2
+    assert [r["kind"] for r in collected.rows("log_events")] == ["train.step"]
+    assert (1, 9) in {(r["rank"], r["signal"]) for r in collected.rows("ranks")}
+
+
+def test_a_foreign_run_json_does_not_hide_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema": "other/1"}')
+    (tmp_path / "job.log").write_text(_LOG)
+    assert _kinds(tmp_path)["job.log"] == "log"

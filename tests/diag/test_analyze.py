@@ -1,4 +1,4 @@
-"""`diag analyze` answers for piles of files, abstains on what decides nothing, keeps stdout clean."""
+"""`diag analyze` answers for piles of files, abstains when nothing decides, keeps stdout clean."""
 
 from __future__ import annotations
 

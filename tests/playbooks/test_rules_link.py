@@ -1,4 +1,4 @@
-"""A plan is judged by where its groups lie; a sound one, or a box as it was built, yields nothing."""
+"""A plan is judged by where its groups lie; a sound one, or a box as built, yields nothing."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from typing import Any
 from collectors.readers.logs.rule import number, rule, whole
 
 _N = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b))"
-_HINT = re.compile(r"step|iter|\bit\b|epoch|upd|batch|it/s|s/it", re.IGNORECASE)
+_HINTS = ("step", "iter", "it ", "it=", "it:", "epoch", "upd", "batch", "it/s", "s/it")
+"""Literal words, one of which every progress line holds; looked for before any pattern."""
 _STEPS = (
     re.compile(r"\bnum_updates[=: ]+(\d{1,12})()"),
     re.compile(r"\bepoch \d+:\s+(\d{1,12}) / (\d{1,12})\b"),
@@ -67,7 +68,8 @@ def _seconds(text: str) -> float | None:
 
 def step(text: str) -> dict[str, Any] | None:
     """Fields of a progress line; None when `text` is none."""
-    if not _HINT.search(text):
+    low = text.lower()
+    if not any(hint in low for hint in _HINTS):
         return None
     found = next((m for p in _STEPS if (m := p.search(text))), None)
     if not found:
