@@ -136,43 +136,27 @@ def _findings(
     line = evidence.timeline
     one = max(slow, key=lambda s: s.excess)
     total = _over(line.busy, one, steady) or 0.0
-    parts = {
-        "input": _over(line.summed(INPUT), one, steady),
-        "pause": _over(line.summed(PAUSES), one, steady),
-    }
     need = policy.straggler_cause_share * total
-    if (parts["pause"] or 0.0) >= need:
+    if (_over(line.summed(PAUSES), one, steady) or 0.0) >= need:
         return []  # saving or evaluating on one rank is no slowness of the rank
-    by_input = (parts["input"] or 0.0) >= need
-    cause = "slow.straggler-input" if by_input else "slow.straggler-compute"
+    data = _over(line.summed(INPUT), one, steady)
+    by_input = (data or 0.0) >= need
     ranks = tuple(sorted(s.rank for s in slow))
-    first = int(line.steps[steady[one.onset]])
     own = float(np.median(busy[one.row, one.onset :]))
     others = float(np.median(np.median(busy[list(one.peers)], axis=0)[one.onset :]))
     whole = float(np.median(step[one.onset :]))
-    what = "waits for its data" if by_input else "computes"
-    since = f" since step {first}" if one.onset > 0 else ""
-    verb = what if len(ranks) == 1 else what.replace("waits", "wait").replace("computes", "compute")
     lost = seconds(max(own - others, 0.0))
-    text = (
-        f"{ranks_words(ranks, capital=True)} {verb} {lost} longer than "
-        f"{'its' if len(ranks) == 1 else 'their'} peers in every step{since}, "
-        f"and all others wait for {'it' if len(ranks) == 1 else 'them'} "
-        f"({one.excess:.0%} of the step)."
-    )
-    formula = (
-        f"(busy {seconds(own)} - peers' median {seconds(others)}) / step {seconds(whole)} = "
-        f"{one.excess:.0%}"
-    )
+    first = int(line.steps[steady[one.onset]])
     root = Finding(
-        cause,
+        "slow.straggler-input" if by_input else "slow.straggler-compute",
         "root",
         _confidence(policy, slow, bool(line.phases)),
-        text,
+        _sentence(one, ranks, by_input, lost, first),
         ranks=ranks,
         evidence=tuple(_items(evidence, one, steady, first)),
-        excluded=tuple(_excluded(one, by_input, parts["input"], total)),
-        formula=formula,
+        excluded=tuple(_excluded(one, by_input, data, total)),
+        formula=f"(busy {seconds(own)} - peers' median {seconds(others)}) / step {seconds(whole)} "
+        f"= {one.excess:.0%}",
         at_ns=int(line.start_ns[one.row, steady[one.onset]]),
     )
     if one.alone and not one.changed:
@@ -185,9 +169,22 @@ def _findings(
         "likely",
         f"The other {len(line.ranks) - len(ranks)} ranks spend about {lost} of each step waiting "
         "inside collectives.",
-        caused_by=cause,
+        caused_by=root.cause,
     )
     return [root, waits]
+
+
+def _sentence(one: Slow, ranks: tuple[int, ...], by_input: bool, lost: str, first: int) -> str:
+    what = "waits for its data" if by_input else "computes"
+    if len(ranks) > 1:
+        what = "wait for their data" if by_input else "compute"
+    since = f" since step {first}" if one.onset > 0 else ""
+    them = "it" if len(ranks) == 1 else "them"
+    return (
+        f"{ranks_words(ranks, capital=True)} {what} {lost} longer than "
+        f"{'its' if len(ranks) == 1 else 'their'} peers in every step{since}, and all others wait "
+        f"for {them} ({one.excess:.0%} of the step)."
+    )
 
 
 def _excluded(one: Slow, by_input: bool, data: float | None, total: float) -> list[tuple[str, str]]:
