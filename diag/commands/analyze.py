@@ -1,12 +1,14 @@
 """`diag analyze PATH...`: diagnose whatever files people have; "-" reads stdin.
 
 In: files, folders, run directories; kinds are recognised by content. Out: one report. Exit 0 for an
-answer or an abstention, 1 with `--fail-on root` and a root cause, 2 when nothing could be read.
+answer or an abstention, 1 with `--fail-on root` and a root cause, 2 when nothing could be read (of
+files that are there the report, an abstention with their coverage, is written all the same).
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -33,18 +35,23 @@ def _why(source: Source) -> str:
     return f"{source.path}: {source.problems[0] if source.problems else 'not readable'}"
 
 
-def _complain(collected: Collected, paths: tuple[str, ...]) -> None:
-    """Nothing readable ends the command; a path that is not there is said and passed over."""
+def _complain(collected: Collected, paths: tuple[str, ...]) -> bool:
+    """Say what was not read; whether nothing was. UsageError when there is not even a file."""
     unread = [s for s in collected.sources if s.read == "none"]
     if len(unread) == len(collected.sources):
         if not unread:
             raise click.UsageError(f"nothing to read in {', '.join(paths)}")
         more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
-        raise click.UsageError(f"nothing readable: {_why(unread[0])}{more}")
+        line = f"nothing readable: {_why(unread[0])}{more}"
+        if not any(path == "-" or Path(path).exists() for path in paths):
+            raise click.UsageError(line)
+        click.echo(f"diag analyze: {line}", err=True)
+        return True
     named = set(paths)
     for source in unread:
         if source.path in named:
             click.echo(f"diag analyze: {_why(source)}", err=True)
+    return False
 
 
 @click.command("analyze")
@@ -56,9 +63,9 @@ def command(paths: tuple[str, ...], form: str, output: str | None, fail: str | N
     from collectors.readers import read_paths
 
     collected = read_paths(paths, _standard_input(paths))
-    _complain(collected, paths)
+    nothing = _complain(collected, paths)
     from playbooks.engine import diagnose
 
     report = diagnose(collected)
     _output.emit(report, collected, form, output)
-    return _output.exit_code(report, fail)
+    return 2 if nothing else _output.exit_code(report, fail)

@@ -134,13 +134,22 @@ def test_fail_on_root_makes_a_root_exit_1_and_nothing_else(tmp_path: Path) -> No
 
 
 def test_nothing_readable_is_exit_2_with_one_line(tmp_path: Path) -> None:
+    gone = _run(str(tmp_path / "gone"))
+    assert (gone.exit_code, gone.stdout) == (2, "")
+    assert "nothing readable" in gone.stderr
+
+
+def test_files_of_no_known_format_get_an_abstention_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(range(256)) * 40)
-    for path in (tmp_path / "gone", tmp_path / "x.bin"):
-        result = _run(str(path))
-        assert result.exit_code == 2
-        assert result.stdout == ""
-        assert "nothing readable" in result.stderr
-    assert _run("-", stdin="").exit_code == 2
+    for arguments, stdin in (((str(tmp_path),), None), (("-",), "")):
+        result = CliRunner().invoke(
+            group, ["analyze", *arguments, "--format", "json"], input=stdin, standalone_mode=False
+        )
+        assert result.return_value == 2
+        assert result.stderr.count("\n") == 1
+        answer = json.loads(result.stdout)
+        assert answer["abstained"]["need"]
+        assert {s["read"] for s in answer["coverage"]["sources"]} == {"none"}
 
 
 def test_a_missing_path_beside_a_readable_one_is_said_on_stderr(tmp_path: Path) -> None:
