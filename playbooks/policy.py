@@ -50,6 +50,10 @@ class Policy:
     """A rank that became slow must have made the step longer by this share of its excess. Lower
     lets noise of a shared machine pass for a straggler."""
 
+    straggler_lead: float = 0.5
+    """A straggler leads the busiest rank that is not accused by this share of its excess over the
+    typical one. Lower accuses one of several ranks that a crowded host slows in turn."""
+
     straggler_tie: float = 0.8
     """A second rank is named beside the slowest when its excess is this share of the slowest's.
     Lower names more ranks; the others cannot wait for any but the slowest."""

@@ -109,6 +109,10 @@ class Timeline:
         self.end_ns[at[0][fine], at[1][fine]] = collected.ints("steps", "end_ns")[fine]
         self.tokens = self._numbers("tokens", at, fine)
         self.loss = self._numbers("loss", at, fine)
+        self.ran = self._matrix("cpu_ns", at, fine)
+        """Seconds of each step that the training thread ran on a core."""
+        self.queued = self._matrix("queued_ns", at, fine)
+        """Seconds of each step that it could run but waited for a core."""
 
     def _cells(self, rank: Ints, step: Ints) -> tuple[Ints, Ints]:
         rows = np.searchsorted(np.array(self.ranks, np.int64), rank)
@@ -120,6 +124,13 @@ class Timeline:
         out = np.full(self.steps.size, np.nan)
         known = fine & ~np.isnan(values)
         out[at[1][known][::-1]] = values[known][::-1]
+        return out
+
+    def _matrix(self, column: str, at: tuple[Ints, Ints], fine: npt.NDArray[np.bool_]) -> Floats:
+        """Nanoseconds of every rank's step, in seconds."""
+        out = np.full(self.start_ns.shape, np.nan)
+        values = self._collected.floats("steps", column)
+        out[at[0][fine], at[1][fine]] = values[fine] / NS
         return out
 
     @cached_property
@@ -191,8 +202,17 @@ class Timeline:
 
     @cached_property
     def busy(self) -> Floats:
-        """Seconds of each step in which that rank waited for nothing."""
-        return np.where(self.complete, np.maximum(self.seconds - self.waiting, 0.0), np.nan)
+        """Seconds of each step in which that rank waited for nothing.
+
+        Nor for a core: where ranks share cores, the one that the scheduler leaves waiting is not
+        slow. Some of the queueing lies inside waits for operations already; what the rank ran on a
+        core bounds what is taken away. Ranks on a device keep their wall time: the device worked.
+        """
+        busy = np.maximum(self.seconds - self.waiting, 0.0)
+        host = ~np.isin(np.array(self.ranks, np.int64), list(self._on_device))[:, None]
+        known = host & ~np.isnan(self.queued) & ~np.isnan(self.ran)
+        own = np.maximum(busy - self.queued, np.minimum(busy, self.ran))
+        return np.where(self.complete, np.where(known, own, busy), np.nan)
 
     def steady(self, warmup: int) -> Ints:
         """Columns of the steps that every rank has finished, without the first `warmup` ones."""

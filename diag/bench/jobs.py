@@ -12,11 +12,15 @@ import json
 import statistics
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def steps(count: int, width: int) -> float:
@@ -51,7 +55,8 @@ def main(kind: str, *numbers: str) -> None:
     """Run one job and print its figure."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    figure = {"steps": steps, "small": small}[kind](*map(int, numbers))
+    jobs: dict[str, Callable[..., float]] = {"steps": steps, "small": small}
+    figure = jobs[kind](*map(int, numbers))
     if dist.get_rank() == 0:
         print(json.dumps({"seconds": figure}), flush=True)
     dist.destroy_process_group()

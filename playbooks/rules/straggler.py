@@ -67,6 +67,8 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     # Others can only wait for the slowest; a second one is as slow, or it is noise.
     top = max(s.excess for s in found)
     slow = [s for s in found if s.excess >= policy.straggler_tie * top]
+    if not _leads(policy, slow, busy):
+        return []
     return _findings(evidence, policy, slow, steady, busy, step)
 
 
@@ -77,6 +79,18 @@ def _peers(evidence: Evidence, row: int) -> tuple[tuple[int, ...], bool]:
     stage = evidence.stages.get(ranks[row])
     same = [i for i in others if evidence.stages.get(ranks[i]) == stage]
     return (tuple(same), False) if same else (tuple(others), True)
+
+
+def _leads(policy: Policy, slow: list[Slow], busy: Floats) -> bool:
+    """Whether the slowest is far ahead of every peer that is not accused with it."""
+    one = max(slow, key=lambda s: s.excess)
+    accused = {s.row for s in slow}
+    median = np.median(busy[:, one.onset :], axis=1)
+    rest = [median[i] for i in one.peers if i not in accused]
+    if not rest:
+        return True
+    own, typical = float(median[one.row]), float(np.median([median[i] for i in one.peers]))
+    return own - float(max(rest)) >= policy.straggler_lead * (own - typical)
 
 
 def _suffix(excess: Floats, level: float) -> int:

@@ -8,6 +8,7 @@ from playbooks_jobs import Job, ddp, mesh
 from playbooks.engine import diagnose
 from playbooks.evidence import Evidence
 from playbooks.policy import Policy
+from playbooks.report import text
 from playbooks.rules import data, straggler
 
 
@@ -118,3 +119,42 @@ def test_the_threshold_is_the_policys() -> None:
     assert straggler.rule(Evidence(job), Policy()) == []
     strict = Policy(straggler_share=0.05)
     assert [f.ranks for f in straggler.rule(Evidence(job), strict) if f.role == "root"] == [(1,)]
+
+
+def _queued(job: Job, rank: int, since: int, ran: float, waited: float) -> Job:
+    """Every step says what the thread ran; `rank` also waited for a core from `since` on."""
+    for row in job.rows["steps"]:
+        late = row["rank"] == rank and row["step"] >= since
+        row["cpu_ns"], row["queued_ns"] = round(ran * 1e6), round(waited * 1e6) if late else 0
+    return job
+
+
+def test_a_rank_that_waited_for_a_core_is_not_slow() -> None:
+    contended = _queued(ddp(slow={2: 60.0}, since=6), rank=2, since=6, ran=20.0, waited=60.0)
+    report = diagnose(contended.collected())
+    assert report.verdict is None
+    assert report.health is not None
+
+
+def test_a_rank_that_computed_all_that_time_is_slow_though_cores_are_shared() -> None:
+    job = _queued(ddp(slow={2: 60.0}, since=6), rank=2, since=6, ran=200.0, waited=30.0)
+    report = diagnose(job.collected())
+    assert report.verdict is not None
+    assert report.verdict.ranks == (2,)
+
+
+def test_the_share_of_the_step_that_ranks_waited_for_a_core_is_told() -> None:
+    job = ddp()
+    for row in job.rows["steps"]:
+        row["cpu_ns"], row["queued_ns"] = 1, (row["end_ns"] - row["start_ns"]) // 4
+    report = diagnose(job.collected())
+    assert report.metrics["core_wait_share"] == pytest.approx(0.25, abs=1e-3)
+    assert "25 % of the step" in text.render(report)
+    assert diagnose(ddp().collected()).metrics["core_wait_share"] is None
+
+
+def test_of_two_busy_ranks_neither_is_accused() -> None:
+    """Two of four that share a crowded core are above the median, and neither sets the pace."""
+    job = ddp(slow={0: 40.0, 1: 44.0}, since=6)
+    named = straggler.rule(Evidence(job.collected()), Policy())
+    assert all(f.ranks != (1,) for f in named)
