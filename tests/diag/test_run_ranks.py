@@ -45,7 +45,8 @@ def test_a_job_that_never_destroys_its_groups_ends_well(tmp_path: Path) -> None:
     job = start(tmp_path / "r", "--", *TORCHRUN, str(SCRIPTS / "stuck_rank.py"), "0")
     out, err = job.communicate(timeout=240)
     assert job.returncode == 0, err
-    assert sorted(out.split()) == ["0", "1", "done", "done"]
+    # Two ranks print at once, so lines may stick together.
+    assert sorted(out.replace("\n", "")) == sorted("01donedone")
     run = read(tmp_path / "r/run.json")
     assert (run["state"], run["exit_code"], run["world_size"]) == ("finished", 0, 2)
     assert [(e["exit_code"], e["signal"]) for _, e in sorted(ends(tmp_path / "r").items())] == [
