@@ -31,9 +31,12 @@ _OPS = {
     "split": "split_group",
 }
 """c10d's hook words to the words of torch.distributed, where they differ."""
+_P2P = ("send", "recv")
 _POLL_S = 0.002
 """How often pending device operations are asked; the error of their completion times."""
 _MOST_PENDING = 4096
+_MOST_WAITING = 256
+"""Works that are held for a wait() that may come; each may hold its tensors alive."""
 
 
 class _Group:
@@ -59,7 +62,9 @@ class Ledger:
         self._torch = torch
         self._groups: dict[int, _Group] = {}
         self._known: dict[Any, tuple[int, int, int, int, int]] = {}
-        self._waiting: dict[int, tuple[int, Any, bool]] = {}
+        self.waiting: dict[int, tuple[int, Any, bool]] = {}
+        """id(work) -> (slot, work, whether its wait tells of its end); holds the work, so that the
+        id stays its own."""
         self._pending: deque[tuple[int, Any]] = deque()
         self._poller: threading.Thread | None = None
         self._ops: dict[Any, str] = {}
@@ -71,11 +76,7 @@ class Ledger:
         try:
             one = self._add(group, ranks)
             if torch_compat.has_group_hooks(self._torch):
-                torch_compat.hook_group(
-                    group,
-                    lambda args: self._pre(one, args),
-                    lambda args: self._post(one, args),
-                )
+                torch_compat.hook_group(group, *self._hooks(one))
         except Exception as why:  # noqa: BLE001  never into the job
             self._fail(why)
 
@@ -134,7 +135,7 @@ class Ledger:
         """Record that the host issues an operation; returns its slot."""
         number, dtype, shape, given, received = self._describe(op, inputs, outputs)
         peer = one.ranks[root] if 0 <= root < len(one.ranks) else -1
-        if op in ("send", "recv"):
+        if op in _P2P:
             key = (op, peer)
             seq = one.counts[key] = one.counts.get(key, 0) + 1
             given, received = (given, 0) if op == "send" else (0, received)
@@ -160,41 +161,48 @@ class Ledger:
         if work is None:
             self._writer.finish(slot, now())
             return
-        self._waiting[id(work)] = (slot, work, waited and not device)
+        self.waiting[id(work)] = (slot, work, waited and not device)
         if device:
             self._ask_later(slot, work)
         elif not waited:
             work.get_future().add_done_callback(lambda future: self._done(slot, work, future))
-        if len(self._waiting) > _MOST_PENDING:
-            self._waiting.pop(next(iter(self._waiting)), None)
+        if len(self.waiting) > _MOST_WAITING:
+            self.waiting.pop(next(iter(self.waiting)), None)
 
-    def _pre(self, one: _Group, args: Any) -> None:
-        if self._recorder.off:
-            return
-        try:
-            op = self._ops.get(args.name)
-            if op is None:
-                word = str(args.name).rpartition(".")[2].lower()
-                op = self._ops[args.name] = _OPS.get(word, word)
-            inputs, outputs = args.input_tensors, args.output_tensors
-            first = inputs or outputs
-            one.inflight[args.op_id] = (
-                self.begin(one, op, inputs, outputs, args.root),
-                # gloo's send and receive have no future: whoever issues them has to wait.
-                not args.async_op or op in ("send", "recv"),
-                bool(first) and first[0].is_cuda,
-            )
-        except Exception as why:  # noqa: BLE001  never into the job
-            self._fail(why)
+    def _hooks(self, one: _Group) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+        """The two hooks of a group. They run for every operation of the job, hence the locals."""
+        recorder, ops, inflight, begin = self._recorder, self._ops, one.inflight, self.begin
 
-    def _post(self, one: _Group, args: Any) -> None:
-        known = one.inflight.pop(args.op_id, None)
-        if known is None or self._recorder.off:
-            return
-        try:
-            self.issued(known[0], args.work, waited=known[1], device=known[2])
-        except Exception as why:  # noqa: BLE001  never into the job
-            self._fail(why)
+        def pre(args: Any) -> None:
+            if recorder.off:
+                return
+            try:
+                name = args.name
+                op = ops.get(name)
+                if op is None:
+                    word = str(name).rpartition(".")[2].lower()
+                    op = ops[name] = _OPS.get(word, word)
+                inputs, outputs = args.input_tensors, args.output_tensors
+                first = inputs or outputs
+                inflight[args.op_id] = (
+                    begin(one, op, inputs, outputs, args.root),
+                    # gloo's send and receive have no future: whoever issues them has to wait.
+                    not args.async_op or op in _P2P,
+                    bool(first) and first[0].is_cuda,
+                )
+            except Exception as why:  # noqa: BLE001  never into the job
+                self._fail(why)
+
+        def post(args: Any) -> None:
+            known = inflight.pop(args.op_id, None)
+            if known is None or recorder.off:
+                return
+            try:
+                self.issued(known[0], args.work, waited=known[1], device=known[2])
+            except Exception as why:  # noqa: BLE001  never into the job
+                self._fail(why)
+
+        return pre, post
 
     # --- completion -------------------------------------------------------------------------
 
@@ -207,28 +215,18 @@ class Ledger:
             except Exception:  # noqa: BLE001  whatever the backend failed with
                 state = flight.FAILED
             self._writer.finish(slot, end, state)
-            self._waiting.pop(id(work), None)
+            self.waiting.pop(id(work), None)
         except Exception as why:  # noqa: BLE001  a callback of the backend's own thread
             self._fail(why)
 
-    def around_wait(self, wait: Callable[[], Any], work: Any) -> Any:
-        """Stands where Python code calls work.wait(): measures how long the host waited."""
-        known = self._waiting.pop(id(work), None)
-        if known is None or self._recorder.off:
-            return wait()
-        slot, _work, ends = known
-        start = now()
-        try:
-            result = wait()
-        except BaseException:
-            self._writer.finish(slot, now(), flight.FAILED, now() - start)
-            raise
-        end = now()
-        if ends:
-            self._writer.finish(slot, end, flight.DONE, end - start)
+    def waited(self, claimed: tuple[int, Any, bool], begin: int, end: int, *, failed: bool) -> None:
+        """Python code waited for an operation from `begin` to `end`."""
+        slot, _work, ends = claimed
+        if ends or failed:
+            state = flight.FAILED if failed else flight.DONE
+            self._writer.finish(slot, end, state, end - begin)
         else:
-            self._writer.waited(slot, end - start)
-        return result
+            self._writer.waited(slot, end - begin)
 
     def _ask_later(self, slot: int, work: Any) -> None:
         if len(self._pending) < _MOST_PENDING:
@@ -247,7 +245,7 @@ class Ledger:
                         self._pending.rotate(-1)
                         continue
                     self._pending.popleft()
-                    self._waiting.pop(id(work), None)
+                    self.waiting.pop(id(work), None)
                     # A device backend that fails aborts the process: no state to ask for here.
                     self._writer.finish(slot, now())
             except Exception as why:  # noqa: BLE001  the thread ends, the job goes on

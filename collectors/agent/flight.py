@@ -46,6 +46,7 @@ CONTROL = struct.Struct("<QqQqqHBB")
 _CONTROL_SIZE = 4096
 _MARK = struct.Struct("<Qq")
 _FINISH = struct.Struct("<q")
+_SERIAL = struct.Struct("<Q")
 _PAIR = struct.Struct("<qq")
 _OFFSET_END = 32
 _OFFSET_WAIT = 40
@@ -181,7 +182,7 @@ class Writer:
         segment, row = divmod(slot, SEGMENT_RECORDS)
         memory = self._segments[segment % len(self._segments)]
         offset = row * SIZE
-        if int.from_bytes(memory[offset : offset + 8], "little") != slot + 1:
+        if _SERIAL.unpack_from(memory, offset)[0] != slot + 1:
             return None  # overwritten since
         return memory, offset
 
@@ -192,8 +193,9 @@ class Writer:
             return
         memory, offset = place
         if wait >= 0:
-            _FINISH.pack_into(memory, offset + _OFFSET_WAIT, wait)
-        _FINISH.pack_into(memory, offset + _OFFSET_END, end)
+            _PAIR.pack_into(memory, offset + _OFFSET_END, end, wait)
+        else:
+            _FINISH.pack_into(memory, offset + _OFFSET_END, end)
         memory[offset + 9] = state
         _FINISH.pack_into(self._control, 8, end)
 

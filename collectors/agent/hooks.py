@@ -43,7 +43,9 @@ def install(
 
     if torch.distributed.is_available():
         torch_compat.on_new_group(torch, made)
-        torch_compat.wrap_wait(torch, functools.partial(_wait, current))
+        torch_compat.wrap_wait(
+            torch, functools.partial(_claim, current), functools.partial(_waited, current)
+        )
         if not torch_compat.has_group_hooks(torch):
             torch_compat.wrap_methods(
                 torch, functools.partial(_begin, current), functools.partial(_issued, current)
@@ -55,9 +57,17 @@ def install(
     _Forward(torch, current).look()
 
 
-def _wait(current: Callable[[], Agent | None], wait: Callable[[], Any], work: Any) -> Any:
+def _claim(current: Callable[[], Agent | None], work: Any) -> Any:
     agent = current()
-    return wait() if agent is None else agent.ledger.around_wait(wait, work)
+    return None if agent is None else agent.ledger.waiting.pop(id(work), None)
+
+
+def _waited(
+    current: Callable[[], Agent | None], claimed: Any, begin: int, end: int, failed: bool
+) -> None:
+    agent = current()
+    if agent is not None:
+        agent.ledger.waited(claimed, begin, end, failed=failed)
 
 
 def _begin(

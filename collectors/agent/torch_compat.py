@@ -20,6 +20,8 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from .flight import now
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -140,14 +142,27 @@ def wrap_methods(
         wrap(name, op)
 
 
-def wrap_wait(torch: Any, around: Callable[[Callable[..., Any], Any], Any]) -> None:
-    """Let `around(wait, work)` stand where Python code calls work.wait()."""
+def wrap_wait(
+    torch: Any, claim: Callable[[Any], Any], waited: Callable[[Any, int, int, bool], None]
+) -> None:
+    """Time each work.wait() that Python code calls: where `claim(work)` is not None, call
+    `waited(claimed, begin, end, failed)` after it; times are those of `flight.now`."""
     work_class = torch.distributed.Work
     original = work_class.wait
 
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kw: Any) -> Any:
-        return around(functools.partial(original, self, *args, **kw), self)
+        claimed = claim(self)
+        if claimed is None:
+            return original(self, *args, **kw)
+        begin = now()
+        try:
+            result = original(self, *args, **kw)
+        except BaseException:
+            waited(claimed, begin, now(), True)
+            raise
+        waited(claimed, begin, now(), False)
+        return result
 
     work_class.wait = wait
 
