@@ -189,7 +189,7 @@ def rank_row(log: Log) -> dict[str, Any]:
         "local_rank": meta.get("local_rank"),
         "host": meta.get("host"),
         "pid": meta.get("pid"),
-        "device": meta.get("device"),
+        "device": log.device,
         "closed": log.closed,
         "dropped": log.dropped,
         **{axis: at for axis, at in log.mesh.items() if axis in ("pp", "dp", "cp", "tp", "ep")},

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from .cuda_timing import DeviceTimer
+
 _MOST_TEXT = 20_000
 """Characters of a message or traceback that are kept: head and tail."""
 
@@ -33,18 +35,11 @@ class Agent:
     """What one rank records."""
 
     def __init__(self, torch: Any, directory: Path, meta: dict[str, Any]) -> None:
-        cuda = torch.cuda.is_available()
-        meta["device"] = "cuda" if cuda else "cpu"
         meta["group_hooks"] = torch_compat.has_group_hooks(torch)
         self.directory = directory
-        self.device = meta["device"]
         self.writer = Writer(directory, meta)
-        timer = None
-        if cuda:
-            from .cuda_timing import DeviceTimer
-
-            timer = DeviceTimer(torch)
-        self.recorder = Recorder(self.writer, timer)
+        self._torch = torch
+        self.recorder = Recorder(self.writer, self._timer)
         self.ledger = Ledger(self.recorder, torch)
         if not meta["group_hooks"]:
             self.writer.note(
@@ -61,6 +56,16 @@ class Agent:
             previous(kind, error, trace)
 
         sys.excepthook = on_exception
+
+    def _timer(self) -> DeviceTimer | None:
+        """A timer once the job itself uses CUDA. Asking torch whether there is a device would
+        initialise the driver, after which a forked child of the job cannot use it."""
+        if not self._torch.cuda.is_initialized():
+            return None
+        from .cuda_timing import DeviceTimer
+
+        self.writer.note(device=f"cuda:{self._torch.cuda.current_device()}")
+        return DeviceTimer(self._torch)
 
     def failed(self, error: BaseException) -> None:
         """An exception reached the top of the main thread: keep it, once."""

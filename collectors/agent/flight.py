@@ -247,6 +247,7 @@ class Log:
     axes: dict[str, str] = field(default_factory=dict)
     """c10d group name -> axis, as the program annotated it."""
     mesh: dict[str, int] = field(default_factory=dict)
+    device: str = "cpu"
     dropped: int = 0
     closed: bool = False
     problems: list[str] = field(default_factory=list)
@@ -274,6 +275,8 @@ def _names(path: Path, log: Log) -> None:
                 log.axes[str(line["name"])] = str(line["axis"])
             elif "mesh" in line:
                 log.mesh = {str(k): int(v) for k, v in line["mesh"].items()}
+            elif "device" in line:
+                log.device = str(line["device"])
             elif "problem" in line:
                 log.problems.append(str(line["problem"]))
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -80,10 +80,12 @@ def _begin(
     return agent.ledger.begin(one, op, inputs, outputs, root)
 
 
-def _issued(current: Callable[[], Agent | None], slot: int, work: Any, waited: bool) -> None:
+def _issued(
+    current: Callable[[], Agent | None], slot: int, work: Any, waited: bool, device: bool
+) -> None:
     agent = current()
     if agent is not None and slot >= 0:
-        agent.ledger.issued(slot, work, waited=waited, device=agent.device != "cpu")
+        agent.ledger.issued(slot, work, waited=waited, device=device)
 
 
 def _spawned_failed(current: Callable[[], Agent | None], error: BaseException) -> None:

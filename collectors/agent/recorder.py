@@ -19,7 +19,7 @@ from . import flight
 from .flight import now
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from .cuda_timing import DeviceTimer
@@ -64,9 +64,11 @@ class _Open:
 class Recorder:
     """Also the listener of collectors.annotate."""
 
-    def __init__(self, writer: flight.Writer, timer: DeviceTimer | None = None) -> None:
+    def __init__(self, writer: flight.Writer, find_timer: Callable[[], DeviceTimer | None]) -> None:
+        """`find_timer` is asked at each step until it gives one."""
         self.writer = writer
-        self.timer = timer
+        self.timer: DeviceTimer | None = None
+        self._find_timer = find_timer
         self.thread = threading.get_ident()
         self.current = -1
         """The step under way; -1 before the first."""
@@ -122,6 +124,8 @@ class Recorder:
         self.current = number
         self._step_start = at
         self._forwards = 0
+        if self.timer is None:
+            self.timer = self._find_timer()
         self._cpu_start = self._cpu()
         self._step_slot = self.writer.put(flight.STEP, 0, at, step=number, a=-1, b=-1)
 

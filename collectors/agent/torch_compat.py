@@ -109,12 +109,12 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def wrap_methods(
-    torch: Any, begin: Callable[..., int], issued: Callable[[int, Any, bool], None]
+    torch: Any, begin: Callable[..., int], issued: Callable[[int, Any, bool, bool], None]
 ) -> None:
     """For torch without group hooks: see what Python code asks of any group.
 
-    `begin(group, op, inputs, outputs, root)` returns a slot; `issued(slot, work, waited)` follows,
-    with whether the caller will wait for the work at once.
+    `begin(group, op, inputs, outputs, root)` returns a slot; `issued(slot, work, waited,
+    device)` follows, with whether the caller waits for the work at once, and where it runs.
     """
     kind = torch.distributed.ProcessGroup
 
@@ -133,7 +133,7 @@ def wrap_methods(
             work = method(self, *args, **kw)
             options = kw.get("opts", args[-1] if args else None)
             waited = op in ("send", "recv") or not getattr(options, "asyncOp", True)
-            issued(slot, work, waited)
+            issued(slot, work, waited, any(t.is_cuda for t in (*inputs, *outputs)))
             return work
 
         setattr(kind, name, call)
