@@ -79,7 +79,9 @@ def _healthy_run(evidence: Evidence, metrics: dict[str, Any]) -> str | None:
             "then, nothing wrong in what was seen."
         )
     if evidence.finished_well:
-        return f"The job ended well: {who}, {_did(metrics)}, nothing wrong in what was seen."
+        attempt = int(evidence.collected.ints("ranks", "attempt", 0).max(initial=0))
+        again = f" in attempt {attempt + 1}" if attempt else ""
+        return f"The job ended well{again}: {who}, {_did(metrics)}, nothing wrong in what was seen."
     return None
 
 

@@ -33,6 +33,8 @@ _PRECEDENCE = (
 )
 """Between causes that time does not order. A mismatch stands first: it is in the ledger before the
 aborts and garbage that follow from it, and what came before it has an earlier time."""
+_ENDING = ("crash.", "oom.", "hang.rank-died")
+"""Causes that end an attempt."""
 _WORD = {"certain": 0, "likely": 1, "possible": 2}
 
 
@@ -71,10 +73,19 @@ def choose(roots: Sequence[Finding], policy: Policy) -> Finding | None:
     return min(first, key=_order, default=None)
 
 
+def _overcome(finding: Finding, evidence: Evidence) -> Finding:
+    """What stopped an earlier attempt of a job that ended well is context, not its verdict."""
+    failed = any(end.signal or end.exit_code for end in evidence.ends)
+    if not finding.cause.startswith(_ENDING) or failed or not evidence.finished_well:
+        return finding
+    return finding.but(role="context", caused_by=None)
+
+
 def join(
     found: Sequence[Finding], evidence: Evidence, policy: Policy
 ) -> tuple[Finding | None, list[Finding]]:
     """(verdict, all findings with their final roles, the verdict first)."""
+    found = [_overcome(f, evidence) for f in found]
     roots = [f for f in found if f.role == "root"]
     verdict = choose(roots, policy)
     if verdict is None:

@@ -337,3 +337,34 @@ def test_no_ends_no_findings() -> None:
 
 def test_the_programs_own_frame_is_quoted_not_the_librarys() -> None:
     assert own_frame(C10D) == "/job/train.py:90 main"
+
+
+def _restarted(*, finished: bool) -> Job:
+    """Attempt 0 fell to an exception of rank 2, as the log says; attempt 1 ran."""
+    job = ddp()
+    for rank in range(4):
+        job.rank(rank, attempt=1, exit_code=0 if finished else 1)
+    fields = {"type": "ValueError", "message": "only once", "frames": ["/job/train.py:7 main"]}
+    job.rows["log_events"].append(
+        {
+            "time_ns": at(-5000),
+            "rank": 2,
+            "source": "job.stderr",
+            "locator": "line 5",
+            "kind": "python.exception",
+            "fields": json.dumps(fields),
+            "quote": "ValueError: only once",
+        }
+    )
+    if not finished:
+        job.failed()
+    return job
+
+
+def test_what_a_restart_overcame_is_context_of_a_healthy_job() -> None:
+    report = diagnose(_restarted(finished=True).collected())
+    assert report.verdict is None
+    assert report.health is not None
+    assert "attempt 2" in report.health.summary
+    assert [(f.cause, f.role) for f in report.findings] == [("crash.user-exception", "context")]
+    assert verdict(diagnose(_restarted(finished=False).collected())).cause == "crash.user-exception"
