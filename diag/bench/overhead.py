@@ -38,9 +38,11 @@ def _output(command: list[str], run_dir: Path | None) -> str:
     return done.stdout
 
 
-def _figure(command: list[str], run_dir: Path | None) -> float:
+def _figures(command: list[str], run_dir: Path | None) -> tuple[float, float]:
+    """(wall, CPU) seconds that the job printed."""
     lines = [line for line in _output(command, run_dir).splitlines() if line.startswith("{")]
-    return float(json.loads(lines[-1])["seconds"])
+    body = json.loads(lines[-1])
+    return float(body["seconds"]), float(body["cpu"])
 
 
 def _trainer(run_dir: Path | None) -> float:
@@ -78,36 +80,49 @@ def _log_size(run_dir: Path) -> tuple[int, int]:
     return len(log.records) * flight.SIZE, steps
 
 
+def _ddp(scratch: Path, rounds: int) -> list[Row]:
+    command = _torchrun(2, str(_JOBS), "steps", "60", "640")
+    pairs = paired(
+        lambda: _figures(command, None), lambda: _figures(command, scratch / "ddp"), rounds
+    )
+    return [
+        Row("2-rank DDP step, plain", interval([wall for wall, _ in pairs[0]])[0] * 1e3, "ms"),
+        _percent("2-rank DDP step, cost", [w for w, _ in pairs[0]], [w for w, _ in pairs[1]]),
+        _percent("2-rank DDP step, CPU cost", [c for _, c in pairs[0]], [c for _, c in pairs[1]]),
+    ]
+
+
+def _tiny(scratch: Path, rounds: int) -> list[Row]:
+    command = _torchrun(2, str(_JOBS), "small", "3000")
+    plain, under = paired(
+        lambda: _figures(command, None), lambda: _figures(command, scratch / "small"), rounds
+    )
+    out = [Row("tiny all_reduce, plain", interval([wall for wall, _ in plain])[0] * 1e6, "us")]
+    for place, name in enumerate(("cost", "CPU cost")):
+        added = [1e6 * (b[place] - a[place]) for a, b in zip(plain, under, strict=True)]
+        middle, low, high = interval(added)
+        out.append(Row(f"tiny all_reduce, {name}", middle, "us", low, high, goal=5.0))
+    return out
+
+
 def measure(rounds: int) -> list[Row]:
     """All rows; takes some minutes."""
-    rows = []
     with tempfile.TemporaryDirectory(prefix="diag-bench-") as folder:
         scratch = Path(folder)
-        rows.append(Row("one record, written and completed", _record(scratch) * 1e6, "us"))
-        ddp = _torchrun(2, str(_JOBS), "steps", "60", "640")
-        plain, under = paired(
-            lambda: _figure(ddp, None), lambda: _figure(ddp, scratch / "ddp"), rounds
-        )
-        ratios = [100 * (b / a - 1) for a, b in zip(plain, under, strict=True)]
-        rows.append(Row("2-rank DDP step, plain", interval(plain)[0] * 1e3, "ms"))
-        rows.append(Row("2-rank DDP step, cost", *_placed(ratios, "%"), goal=1.0))
-        small = _torchrun(2, str(_JOBS), "small", "3000")
-        plain, under = paired(
-            lambda: _figure(small, None), lambda: _figure(small, scratch / "small"), rounds
-        )
-        added = [1e6 * (b - a) for a, b in zip(plain, under, strict=True)]
-        rows.append(Row("tiny all_reduce, plain", interval(plain)[0] * 1e6, "us"))
-        rows.append(Row("tiny all_reduce, cost", *_placed(added, "us"), goal=5.0))
+        rows = [Row("one record, written and completed", _record(scratch) * 1e6, "us")]
+        rows += _ddp(scratch, rounds)
+        rows += _tiny(scratch, rounds)
         plain, under = paired(lambda: _trainer(None), lambda: _trainer(scratch / "trainer"), rounds)
-        ratios = [100 * (b / a - 1) for a, b in zip(plain, under, strict=True)]
         rows.append(Row("4-rank trainer step, plain", interval(plain)[0] * 1e3, "ms"))
-        rows.append(Row("4-rank trainer step, cost", *_placed(ratios, "%"), goal=1.0))
+        rows.append(_percent("4-rank trainer step, cost", plain, under))
         for name in ("ddp", "trainer"):
             size, steps = _log_size(scratch / name)
             rows.append(Row(f"flight log a rank and 1000 steps, {name}", size / steps / 1e3, "MB"))
     return rows
 
 
-def _placed(values: list[float], unit: str) -> tuple[float, str, float, float]:
-    middle, low, high = interval(values)
-    return middle, unit, low, high
+def _percent(case: str, plain: list[float], under: list[float]) -> Row:
+    """By how much the watched one of each pair is longer."""
+    added = [100 * (b / a - 1) for a, b in zip(plain, under, strict=True)]
+    middle, low, high = interval(added)
+    return Row(case, middle, "%", low, high, goal=1.0)

@@ -12,10 +12,13 @@ import random
 import statistics
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,11 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def paired(
-    plain: Callable[[], float], watched: Callable[[], float], rounds: int
-) -> tuple[list[float], list[float]]:
+    plain: Callable[[], T], watched: Callable[[], T], rounds: int
+) -> tuple[list[T], list[T]]:
     """Measure both `rounds` times, side by side, swapping who goes first."""
-    without: list[float] = []
-    under: list[float] = []
+    without: list[T] = []
+    under: list[T] = []
     for number in range(rounds):
         order = [(plain, without), (watched, under)]
         for measure, results in order if number % 2 == 0 else reversed(order):
