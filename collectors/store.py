@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from collectors import schema
@@ -88,7 +89,8 @@ def _logs(run: Path, sources: list[Source]) -> tuple[list[Log], list[Log]]:
 def _exception(log: Log, row: dict[str, Any], problems: list[str]) -> None:
     body = _json(log.directory / "exception.json", problems)
     if isinstance(body, dict):
-        row["exception"] = f"{body.get('type', '')}: {body.get('message', '')}"
+        message = str(body.get("message", "")).strip()
+        row["exception"] = str(body.get("type", "")) + (f": {message}" if message else "")
         row["traceback"] = str(body.get("traceback", ""))
         at = body.get("time_ns")
         row["exception_ns"] = at if isinstance(at, int) else None
@@ -192,7 +194,8 @@ def read_run(run: Path) -> Collected:
     logs, earlier = _logs(run, out.sources)
     kept = _kept_tables(run) if out.run.get("state") == "finished" else None
     if kept is not None:
-        out.tables.update(kept)
+        out.tables.update(kept[0])
+        out.sources = kept[1]
     else:
         out.tables.update(ledger.tables(logs))
         out.tables["ranks"] = _ranks(run, logs + earlier, out.sources)
@@ -211,8 +214,8 @@ def read_run(run: Path) -> Collected:
     return out
 
 
-def _kept_tables(run: Path) -> dict[str, Any] | None:
-    """The compacted tables, when all are there and of this schema."""
+def _kept_tables(run: Path) -> tuple[dict[str, Any], list[Source]] | None:
+    """The compacted tables and what they stand on, when all are there and of this schema."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -225,9 +228,11 @@ def _kept_tables(run: Path) -> dict[str, Any] | None:
             if table.schema.names != schema.arrow_schema(name).names:
                 return None
             out[name] = table
-    except (OSError, pa.ArrowException):
+        listed = json.loads((run / "tables" / "sources.json").read_text())
+        sources = [Source(s["path"], s["kind"], s["read"], tuple(s["problems"])) for s in listed]
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):
         return None
-    return out
+    return out, sources
 
 
 def compact(run: Path) -> None:
@@ -241,5 +246,6 @@ def compact(run: Path) -> None:
     partial.mkdir()
     for name, table in collected.tables.items():
         pq.write_table(table, partial / f"{name}.parquet", compression="zstd")
+    (partial / "sources.json").write_text(json.dumps([asdict(s) for s in collected.sources]))
     (partial / "schema_version").write_text(f"{schema.SCHEMA_VERSION}\n")
     partial.rename(run / "tables")

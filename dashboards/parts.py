@@ -126,7 +126,7 @@ def legend(title: str, entries: Sequence[tuple[str, str]]) -> Component:
 def notice(what: str, how: str = "", color: str = "gray") -> Component:
     """Says what is missing and what would bring it."""
     return dmc.Alert(
-        dmc.Text(how, size="sm") if how else None,
+        dmc.Text(marked(how), size="sm") if how else None,
         title=what,
         color=color,
         variant="light" if color != "gray" else "default",
@@ -136,6 +136,14 @@ def notice(what: str, how: str = "", color: str = "gray") -> Component:
 def code(text: str) -> Component:
     """A short piece of monospaced text that wraps."""
     return dmc.Code(text, className="wrap")
+
+
+def marked(text: str) -> list[Any]:
+    """Text in which what stands between `backticks` is code, as the report writes commands."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:
+        return [text]
+    return [code(piece) if place % 2 else piece for place, piece in enumerate(pieces) if piece]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], label: str) -> Component:

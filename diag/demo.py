@@ -102,6 +102,19 @@ def job(placed: Placed) -> list[str]:
     return words
 
 
+def refused(placed: Placed) -> list[str]:
+    """Why the bundled model cannot be laid out so; empty when it can."""
+    from trainer.config import ConfigError
+    from trainer.settings import load
+
+    try:
+        words = job(placed)
+        load(words[words.index("--config") :], placed.world)
+    except ConfigError as wrong:
+        return wrong.problems
+    return []
+
+
 def run(placed: Placed, run_dir: Path | None) -> Path | None:
     """Train under watch; the run directory, or None when there could be none."""
     from diag import supervise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dash_mantine_components as dmc
 from dash import html
 
-from dashboards.parts import card, code
+from dashboards.parts import card, code, marked
 from playbooks.report.plain import numbers
 from playbooks.words import ranks_words
 
@@ -78,7 +78,7 @@ def _verdict(found: Finding, report: Report) -> Component:
         ),
         _section(
             "Do",
-            [dmc.List([dmc.ListItem(a) for a in found.advice], type="ordered", size="sm")]
+            [dmc.List([dmc.ListItem(marked(a)) for a in found.advice], type="ordered", size="sm")]
             if found.advice
             else [],
         ),
@@ -92,7 +92,9 @@ def _abstained(said: Abstention) -> Component:
         None,
         dmc.Badge("no verdict", color="yellow", variant="light", mb="xs"),
         dmc.Title(said.because, order=2, className="summary"),
-        _section("Would decide", [dmc.List([dmc.ListItem(n) for n in said.need], size="sm")])
+        _section(
+            "Would decide", [dmc.List([dmc.ListItem(marked(n)) for n in said.need], size="sm")]
+        )
         if said.need
         else None,
         className="answer answer-abstained",
@@ -129,7 +131,7 @@ def _item(item: Item) -> Component:
 
 
 def _effect(found: Finding) -> Component:
-    return dmc.Text([found.summary, " ", code(found.cause)], size="sm", className="effect")
+    return dmc.Text([found.summary], size="sm", className="effect")
 
 
 def others(report: Report) -> Component | None:
@@ -156,7 +158,7 @@ def others(report: Report) -> Component | None:
             ],
             gap="md",
         ),
-        dmc.Text(f"and {len(rest) - 50} more, see `diag report`", size="sm", c="dimmed")
+        dmc.Text(marked(f"and {len(rest) - 50} more, see `diag report`"), size="sm", c="dimmed")
         if len(rest) > 50
         else None,
     )

@@ -12,7 +12,7 @@ from dash import Dash, Output, html
 
 from dashboards.address import parse
 from dashboards.figures.selection import Selection, ranks_of
-from dashboards.parts import INPUTS, card, code, facts, notice, table
+from dashboards.parts import INPUTS, card, code, facts, marked, notice, table
 from playbooks.words import spans
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def _sources(sources: list[Source]) -> Component:
     return card(
         "Files",
         table(["file", "kind", "read", "what was not read, and why"], rows, "files"),
-        dmc.Text(f"and {more} more, all in `diag report --format json`", size="sm", c="dimmed")
+        dmc.Text(
+            marked(f"and {more} more, all in `diag report --format json`"), size="sm", c="dimmed"
+        )
         if more > 0
         else None,
         hint=f"{len(listed)} files; those that could not be read wholly come first.",

@@ -71,7 +71,7 @@ def write(answer: str, output: str | None) -> None:
     try:
         Path(output).write_text(answer, encoding="utf-8")
     except OSError as wrong:
-        raise click.ClickException(f"cannot write {output}: {wrong.strerror}") from wrong
+        raise click.UsageError(f"cannot write {output}: {wrong.strerror}") from wrong
 
 
 def emit(report: Report, collected: Collected, form: str, output: str | None) -> None:

@@ -116,6 +116,8 @@ def command(
             raise click.UsageError("--all takes neither a fault nor --run-dir")
         return _all(layout, seed)
     placed = demo.place(_case(fault), sizes, seed)
+    if why := demo.refused(placed):
+        raise click.UsageError(f'--layout "{layout}" cannot work: {"; ".join(why)}')
     outcome = _one(placed, run_dir)
     if outcome is None:
         raise click.ClickException("there is no run directory, so there is no verdict to check")

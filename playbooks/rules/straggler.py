@@ -232,7 +232,8 @@ def _items(evidence: Evidence, one: Slow, steady: npt.NDArray[np.int64], first: 
             continue
         own = float(np.median(matrix[one.row, columns]))
         text = (
-            f"rank {one.rank} spends {seconds(own)} in {phase}, {seconds(over)} more than its peers"
+            f"rank {one.rank} spends {seconds(own)} in {phase}, {seconds(over)} more than its "
+            "peers, waits inside it included"
         )
         items.append(Item(source, f"{place}, phase {phase}", text))
     return [*items, _last_item(evidence, one, steady, place)]

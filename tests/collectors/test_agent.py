@@ -128,6 +128,8 @@ def test_tables_kept_as_parquet_read_back_the_same(ddp: Collected, tmp_path: Pat
     after = store.read_run(run)
     assert after.rows("ranks") == before.rows("ranks")
     assert after.rows("ranks")[0]["signal"] == 9
+    assert after.sources == before.sources
+    assert "exits.jsonl" in {source.path for source in after.sources}
     (run / "tables" / "steps.parquet").write_bytes(b"PAR1 cut")
     assert store.read_run(run).tables["steps"].num_rows == 0
 

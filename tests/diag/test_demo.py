@@ -97,3 +97,10 @@ def test_the_verdict_names_the_fault(name: str, tmp_path: Path) -> None:
         looks = sorted((run / hang["capture"]).glob("stacks-*.json"))
         assert len(looks) == 2
         assert all(len(json.loads(look.read_text())["ranks"]) == 4 for look in looks)
+
+
+def test_a_layout_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = _run(tmp_path, "--layout", "tp=3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "heads" in done.stderr
