@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collectors.readers import error_file, flight_recorder, log, plan_file, topo_matrix
+from collectors.readers import error_file, flight_recorder, log, plan_file, stack_dump, topo_matrix
 
 if TYPE_CHECKING:
     from collectors.readers.artifact import Reader
@@ -18,5 +18,6 @@ READERS: tuple[Reader, ...] = (
     flight_recorder,
     plan_file,
     topo_matrix,
+    stack_dump,
     log,
 )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collectors.readers.logs.times import Stamp
 
 
+_PLACED = ("rank.pid", "deepspeed.spawned", "nccl.comm")
+"""Kinds that tell the process (and often the host) of a rank."""
+
+
 def settle(readings: Sequence[LogReading]) -> None:
     """Fill `rows` of all readings."""
     year = _year(readings)
@@ -53,6 +57,19 @@ def _ranks_of_locals(reading: LogReading) -> int | None:
     return 0 if whole and not offsets else None
 
 
+def _first_ranks(reading: LogReading) -> dict[str, int]:
+    """First rank of each host, as DeepSpeed's launcher prints the placement."""
+    told = next((e.fields.get("hosts") for e in reading.events if e.kind == "deepspeed.world"), None)
+    out: dict[str, int] = {}
+    count = 0
+    for host, size in (told or {}).items():
+        out[host] = count
+        count += size
+    if count:
+        reading.world_size = max(reading.world_size or 0, count)
+    return out
+
+
 class _Names:
     """Who wrote a line, as far as its own file tells."""
 
@@ -60,6 +77,10 @@ class _Names:
         # srun -l numbers tasks; a task that is a launcher is no rank.
         self.tasks_are_ranks = not any(e.kind.startswith("elastic.") for e in reading.events)
         self.offset = _ranks_of_locals(reading)
+        self.first_of = _first_ranks(reading)
+        self.largest = max(
+            (e.fields.get("size") or 0 for e in reading.events if e.kind == "nccl.comm"), default=0
+        )
         hosts = {e.host or e.line.host for e in reading.events} - {None}
         self.host = hosts.pop() if len(hosts) == 1 else None
 
@@ -73,8 +94,17 @@ class _Names:
     def of(self, event: Event) -> int | None:
         if event.rank is not None:
             return event.rank
+        if event.kind == "rank.pid" and isinstance(event.fields.get("rank"), int):
+            return int(event.fields["rank"])
         line = event.line
         local = line.local_rank
+        if event.kind in ("deepspeed.spawned", "deepspeed.exit"):
+            host = event.host or line.host or self.host
+            first, said = self.first_of.get(host or ""), event.fields.get("local_rank")
+            return None if first is None or not isinstance(said, int) else first + said
+        if event.kind == "nccl.comm" and line.rank is None and local is None and line.task is None:
+            whole = event.fields.get("size") == self.largest
+            return event.fields.get("comm_rank") if whole else None
         if local is None and event.kind == "elastic.worker-exit":
             local = event.fields.get("local_rank")
         return self.rank(line.rank, local, line.task)
@@ -115,6 +145,11 @@ def _process(reading: LogReading, event: Event, names: _Names, row: dict[str, An
             pid=fields.get("pid"),
             ended_ns=row["time_ns"],
             **ended,
+        )
+    elif event.kind in _PLACED and row["rank"] is not None and fields.get("pid") is not None:
+        local = fields.get("local_rank")
+        reading.add(
+            "ranks", rank=row["rank"], pid=fields["pid"], host=row["host"], local_rank=local
         )
     elif event.kind == "slurm.task-exit" and names.tasks_are_ranks:
         for task in fields.get("tasks", ()):

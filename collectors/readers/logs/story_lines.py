@@ -146,13 +146,6 @@ def _state(_text: str, out: dict[str, Any]) -> None:
 
 RULES = (
     rule(
-        "nccl.init",
-        "busId",
-        r"(?:(?P<host>[\w.-]+):(?P<i_pid>\d+):\d+ \[-?\d+\] NCCL INFO )?.*?\brank (?P<i_rank>\d{1,7})"
-        r" nranks (?P<i_nranks>\d{1,7}) cudaDev (?P<i_cuda_dev>\d+)(?: nvmlDev (?P<i_nvml_dev>\d+))?"
-        r" busId (?P<bus>[0-9a-fA-F:.]+)(?:.*?- (?P<state>[\w ]+))?",
-    ),
-    rule(
         "rank.pid",
         "pid",
         r"(?:local_rank[ =:]+(?P<i_local_rank>\d{1,5}),? )?\b(?:global_)?rank[ =:]+(?P<i_rank>\d{1,7})\b"
