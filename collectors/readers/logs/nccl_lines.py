@@ -1,0 +1,303 @@
+"""NCCL's own lines (NCCL_DEBUG=INFO, WARN and the "Last error" that torch repeats), 2.4 to 2.30.
+
+In: the bare text of a line, in which several messages may be glued. Out: (kind, fields) of INFO
+messages, of which only the first of each sort a process is kept (thousands of channels say one
+thing), and RULES for failures, which are recognised wherever they are quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from collectors.readers.logs.rule import rule, whole
+from collectors.readers.quote import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HEADER = re.compile(
+    r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,10}):\d{1,10} \[(?P<device>-?\d{1,5})\] "
+    r"(?:[\w./+-]+:\d+ (?:\([^)]{0,80}\) )?)?NCCL (?P<level>INFO|WARN|CALL|TRACE|VERSION) ?"
+)
+_SEEN = 100_000
+"""Distinct INFO messages of one file that are told apart; more are left out."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before a message."""
+
+    host: str
+    pid: int
+    device: int
+    level: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As fields of an event."""
+        return {"host": self.host, "pid": self.pid, "device": self.device}
+
+
+def messages(text: str) -> Iterator[tuple[Header, str]]:
+    """Every message of a line with its header."""
+    found = list(_HEADER.finditer(text))
+    ends = [*(f.start() for f in found[1:]), len(text)]
+    for one, end in zip(found, ends, strict=False):
+        header = Header(one["host"], int(one["pid"]), int(one["device"]), one["level"])
+        yield header, text[one.end() : end].strip()
+
+
+def header(text: str) -> Header | None:
+    """The first header of a line."""
+    return next((h for h, _ in messages(text)), None) if "NCCL " in text else None
+
+
+def _devices(_text: str, out: dict[str, Any]) -> None:
+    listed = re.findall(r"\[\d+\](?:\{[^}]*\})?([\w./-]+):(\d+)/(\w+)", str(out.pop("listed", "")))
+    out["devices"] = [{"name": n, "port": int(p), "layer": layer} for n, p, layer in listed[:64]]
+
+
+def _interfaces(_text: str, out: dict[str, Any]) -> None:
+    listed = re.findall(r"\[\d+\]([\w.@-]+):(\S+?)(?:<\d+>)?(?=\s|$)", str(out.pop("listed", "")))
+    out["interfaces"] = [{"name": n, "address": a} for n, a in listed[:64]]
+
+
+def _channel(_text: str, out: dict[str, Any]) -> None:
+    via = str(out.get("via", ""))
+    parts = via.split("/")
+    out["transport"] = parts[0]
+    if parts[0] == "NET" and len(parts) > 2:
+        out["network"] = parts[1]
+        nic = re.match(r"(\d+)(?:\((\d+)\))?", parts[2])
+        out["nic"] = int(nic[1]) if nic else None
+        out["proxy"] = int(nic[2]) if nic and nic[2] else None
+        out["gdr"] = "GDRDMA" in via
+
+
+def _comm(text: str, out: dict[str, Any]) -> None:
+    for name, pattern in (
+        ("cuda_dev", r"cudaDev (\d+)"),
+        ("nvml_dev", r"nvmlDev (\d+)"),
+        ("nodes", r"nNodes (\d+)"),
+        ("local_ranks", r"localRanks (\d+)"),
+    ):
+        hit = re.search(pattern, text)
+        if hit:
+            out[name] = whole(hit[1])
+    for name, pattern in (("bus_id", r"busId (\w+)"), ("comm_id", r"commId (\w+)")):
+        hit = re.search(pattern, text)
+        if hit:
+            out[name] = hit[1]
+
+
+_INFO = (
+    rule(
+        "nccl-info.env",
+        "set by environment to",
+        r"^(?P<name>NCCL_\w+) set by environment to (?P<value>\S+?)\.?$",
+    ),
+    rule(
+        "nccl-info.bootstrap",
+        "Bootstrap",
+        r"^Bootstrap ?: Using \[?(?:\d+\])?(?P<interface>[\w.@-]+):(?P<address>\S+?)(?:<\d+>)?$",
+    ),
+    rule("nccl-info.ib", "NET/IB", r"^NET/IB ?: Using (?P<listed>\[\d+\].*)", _devices),
+    rule("nccl-info.ib", "NET/IB", r"^NET/IB ?: (?P<none>No device found)"),
+    rule(
+        "nccl-info.socket", "NET/Socket", r"^NET/Socket ?: Using (?P<listed>\[\d+\].*)", _interfaces
+    ),
+    rule("nccl-info.net", "Using network", r"^Using network (?P<network>.+)$"),
+    rule(
+        "nccl-info.gdr",
+        "GPU Direct RDMA",
+        r"GPU Direct RDMA (?:\([^)]*\) )?(?P<state>[Ee]nabled|[Dd]isabled) for "
+        r"(?:HCA (?P<i_index>\d+) )?'?(?P<hca>[\w.:-]+)'?",
+    ),
+    rule(
+        "nccl-info.channel",
+        " via ",
+        r"^Channel \d+(?:/\d+)? : (?P<i_source>\d+)\[\w+\] -> (?P<i_target>\d+)\[\w+\]"
+        r"(?: \[(?P<way>send|receive)\])? via (?P<via>\S+)",
+        _channel,
+    ),
+    rule(
+        "nccl-info.comm",
+        "nranks",
+        r"(?:comm 0x[0-9a-f]+ )?rank (?P<i_comm_rank>\d+) nranks (?P<i_size>\d+)\b.*?"
+        r"(?:- Init (?P<state>START|COMPLETE))?$",
+        _comm,
+    ),
+    rule(
+        "nccl-info.comm",
+        "nRanks",
+        r"comm 0x[0-9a-f]+ rank (?P<i_comm_rank>\d+) nRanks (?P<i_size>\d+)",
+        _comm,
+    ),
+    rule("nccl-info.connected", "Connected all", r"^Connected (?P<what>all rings|all trees)"),
+    rule("nccl-info.p2p-check", "Check P2P", r"isAllDirectP2p (?P<i_direct>\d)"),
+    rule(
+        "nccl-info.pcie", "PCI[", r"\+ PCI\[(?P<f_bandwidth>[\d.]+)\] - (?P<what>(?:GPU|NIC)/\S+)"
+    ),
+)
+
+
+class Info:
+    """INFO messages of one file, each sort a process once."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[object, ...]] = set()
+
+    def events(self, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(kind, fields) of what is new in this line."""
+        for head, message in messages(text):
+            if head.level not in ("INFO", "VERSION"):
+                continue
+            for one in _INFO:
+                fields = one.fields(message)
+                if fields is None:
+                    continue
+                key = (one.kind, head.host, head.pid, repr(fields))
+                if key not in self.seen and len(self.seen) < _SEEN:
+                    self.seen.add(key)
+                    yield one.kind, {**head.fields, **fields}
+                break
+
+
+def only_info(text: str) -> bool:
+    """Whether a line holds nothing but INFO messages that no other rule wants."""
+    found = _HEADER.match(text)
+    return found is not None and found["level"] == "INFO" and "NCCL WARN" not in text
+
+
+def _completion(text: str, out: dict[str, Any]) -> None:
+    for name, pattern in (
+        ("hca", r"\bhca (\w+)"),
+        ("local_gid", r"localGid (\S+)"),
+        ("remote_gid", r"remoteGids? ?(\S+)"),
+        ("vendor", r"vendor[_ ]err[ =]?(\d+)"),
+    ):
+        hit = re.search(pattern, text)
+        if hit:
+            out[name] = clean(hit[1], 60)
+
+
+_WHY = (
+    r"(?P<why>Connection refused|No route to host|Connection timed out|Network is unreachable|"
+    r"Host is unreachable|Operation timed out)"
+)
+RULES = (
+    rule(
+        "nccl.completion-error",
+        "completion from peer",
+        r"Got completion from peer (?P<peer>[^\s<]+)(?:<\d+>)? with (?:status=(?:\w+\()?|error )"
+        r"(?P<i_status>\d+)",
+        _completion,
+    ),
+    rule(
+        "nccl.shm-failed",
+        "/dev/shm/nccl",  # noqa: S108  # a text to find, no file to write
+        r"(?:rror while (?:creating|attaching to) shared memory segment|failed to extend|"
+        r"posix_fallocate failed|unable to (?:create|allocate|open)).*?(?P<path>/dev/shm/nccl\S*)",
+    ),
+    rule(
+        "nccl.shm-failed",
+        "shared memory",
+        r"unable to (?:allocate|open|mmap|resize) shared memory(?: ?\(shm\))?.*?"
+        r"(?P<path></?\w+>).*?(?P<why>No space left on device|Cannot allocate memory \(12\))",
+    ),
+    rule(
+        "nccl.verbs-failed",
+        "ibv_",
+        r"(?:Call to )?(?P<call>ibv_\w+)(?:\(\))? failed(?: with)?(?: error)? ?(?P<i_errno>\d+)?"
+        r"[: ]*(?P<message>.{0,200})",
+        _completion,
+    ),
+    rule(
+        "nccl.duplicate-gpu",
+        "uplicate GPU",
+        r"Duplicate GPU detected ?: rank (?P<i_one>\d+) and rank (?P<i_other>\d+) both on CUDA "
+        r"device (?P<bus_id>\w+)",
+    ),
+    rule("nccl.duplicate-gpu", "using the same GPU", r"anks are using the same GPU"),
+    rule(
+        "nccl.connect-failed",
+        "onnect",
+        r"[Cc]onnect to (?P<peer>[^\s<]+)<(?P<i_port>\d+)> (?:failed ?:|returned) ?" + _WHY,
+    ),
+    rule("nccl.connect-failed", "connect returned", r"Call to connect returned " + _WHY),
+    rule(
+        "gloo.connect-failed",
+        "onnect",
+        r"(?:gloo|connectFullMesh).*connect \[(?P<peer>[^\]]+)\]:(?P<i_port>\d+): " + _WHY,
+    ),
+    rule(
+        "nccl.no-interface",
+        "interface found",
+        r"(?P<message>[Nn]o socket interface found|No usable listening interface found)",
+    ),
+    rule(
+        "gloo.no-interface",
+        "Unable to find",
+        r"Unable to find (?:address for|interface)(?: for)?:? (?P<name>\S+)",
+    ),
+    rule(
+        "nccl.version-mismatch",
+        "ismatched NCCL version",
+        r"Mismatched NCCL version detected ?:?(?P<message>.*)",
+    ),
+    rule(
+        "nccl.truncated",
+        "Message truncated",
+        r"Message truncated : received (?P<i_received>\d+) bytes instead of (?P<i_expected>\d+)",
+    ),
+    rule(
+        "nccl.size-mismatch",
+        "remote size",
+        r"local size (?P<i_local>\d+) remote size (?P<i_remote>\d+)",
+    ),
+    rule(
+        "nccl-info.version",
+        "NCCL version",
+        r"(?<!compiled with )NCCL version (?P<version>\d+\.\d+(?:\.\d+)?)"
+        r"(?:\+cuda(?P<cuda>[\d.]+))?",
+    ),
+    rule("nccl.mnnvl", "MNNVL", r"MNNVL .*available but not (?:working|supported)"),
+    rule(
+        "nccl.cuda-failure",
+        "Cuda failure",
+        r"Cuda failure (?P<i_code>\d+)? ?'(?P<message>[^']*)'",
+    ),
+    rule("nccl.arch", "ncclMaxSharedMem", r"ncclMaxSharedMem (?P<i_need>\d+) exceeds"),
+    rule(
+        "nccl.p2p-disabled",
+        "P2P is disabled between",
+        r"P2P is disabled between connected GPUs (?P<i_one>\d+) and (?P<i_other>\d+)",
+    ),
+    rule(
+        "nccl.speed-change",
+        "speed change detected",
+        r"NET/IB : (?P<device>[\w.-]+):\d+ speed change detected: (?P<i_before>\d+) -> "
+        r"(?P<i_after>\d+)",
+    ),
+    rule(
+        "nccl.port-event",
+        "async",
+        r"NET/IB : (?P<device>[\w.-]+):\d+ (?:Got (?:non-fatal )?async|async fatal) event"
+        r"[^:]*: ?(?P<message>.*)",
+    ),
+    rule(
+        "nccl.ofi-provider",
+        "NET/OFI",
+        r"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;-]+)",
+    ),
+)
+
+
+def typed(text: str, fields: dict[str, Any]) -> None:
+    """Adds host, pid and device of a failure line that has a header."""
+    head = header(text)
+    if head is not None:
+        for name, value in head.fields.items():
+            fields.setdefault(name, value)
