@@ -17,13 +17,19 @@ from playbooks.report.model import Coverage, Report
 from playbooks.rules import (
     data,
     death,
+    device,
+    ended,
     exceptions,
+    gil,
+    late,
     link,
     memory,
     mismatch,
     stall,
     straggler,
+    swallowed,
     transport,
+    uneven,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +44,12 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     memory.rule,
     death.rule,
     stall.rule,
+    device.rule,
+    ended.rule,
+    gil.rule,
+    late.rule,
+    swallowed.rule,
+    uneven.rule,
     transport.rule,
     straggler.rule,
     data.rule,

@@ -91,6 +91,14 @@ class Policy:
     host_full_before_ns: int = 30 * SECOND
     """How long before a SIGKILL a host sample still counts as "just before"."""
 
+    caught_before_ns: int = 120 * SECOND
+    """How long before the others began to wait a caught error can be the reason. Larger takes an
+    old, harmless one for it."""
+
+    count_silence: float = 4.0
+    """A counter is at work while its last line is younger than this many of its usual intervals.
+    Larger calls a rank slow that had stopped."""
+
     skew_samples: int = 5
     """Most examples of late arrivals that the metrics list."""
 
@@ -100,3 +108,13 @@ class Policy:
     equal_gpus: int = 3
     """Fewest GPUs that count as equals when one has fewer NVLinks than they. Lower takes a bridged
     pair for the norm of a node, and every other GPU for a fault."""
+
+    shm_small: int = 1 << 30
+    """A /dev/shm smaller than this is what containers give by default. Larger calls more file
+    systems too small, where NCCL or workers were refused."""
+
+    shm_full: float = 0.9
+    """Share of /dev/shm in use from which it counts as full."""
+
+    memlock_small: int = 1 << 30
+    """A limit of locked memory below this refuses verbs buffers of NCCL."""

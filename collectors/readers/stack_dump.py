@@ -29,9 +29,15 @@ _HEAD = re.compile(rb"^(?:Process|Thread|Python) \d+[: (]", re.MULTILINE)
 _FAULT = re.compile(
     rb"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):", re.MULTILINE
 )
+_OF_STACKS = re.compile(rb"\s|Process \d|Thread |Current thread|Python v|[$#]|Timeout")
+_THREAD_BYTES = re.compile(rb"^Thread (?:0x[0-9A-Fa-f]+|\d+) \([\w+, ]+\)", re.MULTILINE)
+_SHARE = 0.7
+"""Share of the lines that belong to stacks, from which a file is a dump and no log."""
 _PROCESS = re.compile(r"^Process (\d{1,9}): ?(.*)")
 _THREAD = re.compile(r'^Thread (?:0x[0-9A-Fa-f]+|(\d{1,9})) \(([\w+, ]+)\)(?:: "(.*)")?')
-_FAULT_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*?)\])?.*\(most recent call")
+_FAULT_THREAD = re.compile(
+    r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*?)\])?.*\(most recent call"
+)
 _FAULT_FRAME = re.compile(r'^  File "([^"]*)", line (\d+|\?\?\?) in (.+)$')
 _FRAME = re.compile(r"^\s{2,}(\S.*?) \(([^()]*)\)\s*$")
 _RANK = re.compile(r"(?<![a-z])rank[ =:_#-]*(\d{1,7})\b", re.IGNORECASE)
@@ -40,15 +46,20 @@ _CTIME = re.compile(
     r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\w{3}) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: (\w+))? (\d{4})"
 )
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
-_FILE_RANK = re.compile(r"(?<![a-z])rank[_.-]?(\d{1,7})(?!\d)|(?:^|[/_.-])r(\d{1,5})(?=[_.-])", re.I)
+_FILE_RANK = re.compile(
+    r"(?<![a-z])rank[_.-]?(\d{1,7})(?!\d)|(?:^|[/_.-])r(\d{1,5})(?=[_.-])", re.I
+)
 
 
 def sniff(head: bytes) -> bool:
     """A py-spy dump with thread heads, its JSON, or a faulthandler dump and little else."""
     if head.lstrip()[:1] in (b"[", b"{"):
         return b'"frames"' in head and (b'"owns_gil"' in head or b'"os_thread_id"' in head)
-    threads = len(re.findall(rb"^Thread (?:0x[0-9A-Fa-f]+|\d+) \([\w+, ]+\)", head, re.MULTILINE))
-    if threads and _HEAD.search(head):
+    lines = [line for line in head.splitlines() if line.strip()]
+    stacks = sum(_OF_STACKS.match(line) is not None for line in lines)
+    if stacks < _SHARE * len(lines):
+        return False  # a log in which somebody dumped a stack is a log
+    if _THREAD_BYTES.search(head) and _HEAD.search(head):
         return True
     return head.lstrip()[:6] in (b"Thread", b"Curren", b"Timeou") and bool(_FAULT.search(head))
 
@@ -62,6 +73,8 @@ class _Dump:
     pid: int | None = None
     time_ns: int | None = None
     said: int | None = None
+    own: int | None = None
+    """The rank in the file's name."""
     looks: dict[object, int] = field(default_factory=dict)
     thread: dict[str, Any] | None = None
     count: int = 0
@@ -78,7 +91,7 @@ class _Dump:
         """A new dump begins: of `pid`, for the next time."""
         self.flush()
         self.pid = pid
-        self.rank = self.said
+        self.rank = self.own if self.said is None else self.said
         key = pid if pid is not None else self.rank
         self.looks[key] = self.looks.get(key, -1) + 1
 
@@ -203,7 +216,7 @@ def read(artifact: Artifact) -> Reading:
         except (ValueError, TypeError, AttributeError, RecursionError) as wrong:
             problems.append(f"no py-spy dump: {wrong}")
     else:
-        dump = _Dump(reading, rank=rank, said=rank)
+        dump = _Dump(reading, rank=rank, own=rank)
         for number, raw in artifact.lines(problems):
             _line(dump, number, bare(raw[:4096]))
         dump.flush()
