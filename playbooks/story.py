@@ -102,9 +102,24 @@ class Story:
                 fields.get("numel_in"),
                 fields.get("timeout_ms"),
                 fields.get("ran_ms"),
-                row["time_ns"],
+                row["time_ns"] if row["time_ns"] is not None else self._before(row),
                 row,
             )
+        return out
+
+    def _before(self, row: dict[str, Any]) -> int | None:
+        """The last time that a line before `row` in its file states: old glog lines have none."""
+        return self._times_before.get((row["source"], row["locator"]))
+
+    @cached_property
+    def _times_before(self) -> dict[tuple[str, str], int]:
+        last: dict[str, int] = {}
+        out: dict[tuple[str, str], int] = {}
+        for row in self.rows:
+            if row["time_ns"] is not None:
+                last[row["source"]] = row["time_ns"]
+            elif row["source"] in last:
+                out[(row["source"], row["locator"])] = last[row["source"]]
         return out
 
     @cached_property
@@ -205,5 +220,5 @@ _OWN_PIDS = (
     "elastic.signal-sent",
     "elastic.worker-exit",
     "elastic.failure",
-    "nccl.comm",
+    "nccl-info.comm",
 )

@@ -100,6 +100,7 @@ _TEXT = 4096
 longer."""
 _HOSTED = ("nccl.", "nccl-info.", "ib.", "gpu.")
 """Families whose `host` field is the host of the line itself."""
+_MAY_BE_CAUGHT = {"oom.cuda", "oom.cpu", "oom.library"}
 _QUIET = {"nccl.error", "train.world"}
 """Kinds that other rules of the same line say better."""
 
@@ -179,11 +180,13 @@ class _Scanner:
                 self.reading.add_event(Event(line, "train.step", progress))
             elif not kinds and not ends_traceback:
                 self._story(line)
+        elif kinds <= _MAY_BE_CAUGHT and not ends_traceback:
+            self._story(line, only="train.caught")
 
-    def _story(self, line: Line) -> None:
+    def _story(self, line: Line, only: str | None = None) -> None:
         """What a program says in its own words, of the rank that it names."""
         told = story_lines.read(line.text)
-        if told is not None:
+        if told is not None and only in (None, told[0]):
             self.reading.add_event(Event(line, *told, rank=self.stripper.named(line)))
 
     def _event(self, line: Line, kind: str, fields: dict[str, Any]) -> None:

@@ -75,6 +75,8 @@ class _Dump:
     said: int | None = None
     own: int | None = None
     """The rank in the file's name."""
+    firsts: dict[int, int] = field(default_factory=dict)
+    """Rank -> its first process; others under its name are its children (data workers)."""
     looks: dict[object, int] = field(default_factory=dict)
     thread: dict[str, Any] | None = None
     count: int = 0
@@ -99,6 +101,8 @@ class _Dump:
         """The head of a thread."""
         self.flush()
         key = self.pid if self.pid is not None else self.rank
+        if self.rank is not None and self.pid is not None:
+            main = main and self.firsts.setdefault(self.rank, self.pid) == self.pid
         self.thread = {
             "look": self.looks.get(key, 0),
             "time_ns": self.time_ns,

@@ -122,7 +122,7 @@ def _ranks(evidence: Evidence, row: dict[str, Any], fields: dict[str, Any]) -> s
     """Ranks on the device, by its bus, else by the process that the line names."""
     host, bus = _host(evidence, row), _bus(fields.get("pci"))
     out = set()
-    for comm, told in evidence.story.of("nccl.comm"):
+    for comm, told in evidence.story.of("nccl-info.comm"):
         if comm["rank"] is not None and bus is not None and _bus(told.get("bus_id")) == bus:
             if _same(host, comm["host"] or told.get("host")):
                 out.add(comm["rank"])
@@ -164,7 +164,7 @@ def _finding(
     items = [logs.item(r) for r in rows[:4]]
     items += [
         logs.item(comm)
-        for comm, told in evidence.story.of("nccl.comm")
+        for comm, told in evidence.story.of("nccl-info.comm")
         if comm["rank"] in ranks and told.get("bus_id")
     ][:1]
     items += [logs.item(r) for r in evidence.story.failures[:1]]

@@ -8,6 +8,7 @@ order of events across files holds.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from collectors.readers.logs.times import Stamp
 
 
-_PLACED = ("rank.pid", "deepspeed.spawned", "nccl.comm")
+_FILE_RANK = re.compile(
+    r"(?<![a-z])rank[_.-]?(\d{1,7})(?![\d/])[^/]*$|/attempt_\d+/(\d{1,5})/std(?:out|err)\.log$",
+    re.IGNORECASE,
+)
+_PLACED = ("rank.pid", "deepspeed.spawned", "nccl-info.comm")
 """Kinds that tell the process (and often the host) of a rank."""
 
 
@@ -59,7 +64,9 @@ def _ranks_of_locals(reading: LogReading) -> int | None:
 
 def _first_ranks(reading: LogReading) -> dict[str, int]:
     """First rank of each host, as DeepSpeed's launcher prints the placement."""
-    told = next((e.fields.get("hosts") for e in reading.events if e.kind == "deepspeed.world"), None)
+    told = next(
+        (e.fields.get("hosts") for e in reading.events if e.kind == "deepspeed.world"), None
+    )
     out: dict[str, int] = {}
     count = 0
     for host, size in (told or {}).items():
@@ -68,6 +75,16 @@ def _first_ranks(reading: LogReading) -> dict[str, int]:
     if count:
         reading.world_size = max(reading.world_size or 0, count)
     return out
+
+
+def _rank_of_file(reading: LogReading) -> int | None:
+    """The rank that a file is named after, when no line of it is of another writer."""
+    found = _FILE_RANK.search(reading.source.path)
+    if not found or any(e.kind.startswith(("elastic.", "slurm.")) for e in reading.events):
+        return None
+    rank = int(next(g for g in found.groups() if g is not None))
+    told = {key[0] for key in reading.writers} | {e.rank for e in reading.events}
+    return rank if told <= {None, rank} else None
 
 
 class _Names:
@@ -79,8 +96,9 @@ class _Names:
         self.offset = _ranks_of_locals(reading)
         self.first_of = _first_ranks(reading)
         self.largest = max(
-            (e.fields.get("size") or 0 for e in reading.events if e.kind == "nccl.comm"), default=0
+            (e.fields.get("size") or 0 for e in reading.events if e.kind == "nccl-info.comm"), default=0
         )
+        self.file_rank = _rank_of_file(reading)
         hosts = {e.host or e.line.host for e in reading.events} - {None}
         self.host = hosts.pop() if len(hosts) == 1 else None
 
@@ -89,7 +107,9 @@ class _Names:
             return rank
         if local is not None:
             return None if self.offset is None else local + self.offset
-        return task if self.tasks_are_ranks else None
+        if task is not None and self.tasks_are_ranks:
+            return task
+        return self.file_rank
 
     def of(self, event: Event) -> int | None:
         if event.rank is not None:
@@ -102,7 +122,7 @@ class _Names:
             host = event.host or line.host or self.host
             first, said = self.first_of.get(host or ""), event.fields.get("local_rank")
             return None if first is None or not isinstance(said, int) else first + said
-        if event.kind == "nccl.comm" and line.rank is None and local is None and line.task is None:
+        if event.kind == "nccl-info.comm" and line.rank is None and local is None and line.task is None:
             whole = event.fields.get("size") == self.largest
             return event.fields.get("comm_rank") if whole else None
         if local is None and event.kind == "elastic.worker-exit":
