@@ -25,6 +25,7 @@ from playbooks.rules import (
     link,
     memory,
     mismatch,
+    named,
     stall,
     straggler,
     swallowed,
@@ -54,6 +55,7 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     straggler.rule,
     data.rule,
     link.rule,
+    named.rule,
 )
 
 

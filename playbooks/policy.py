@@ -91,6 +91,22 @@ class Policy:
     host_full_before_ns: int = 30 * SECOND
     """How long before a SIGKILL a host sample still counts as "just before"."""
 
+    foreign_share: float = 0.2
+    """Share of a device that other processes must hold to be the reason. Lower blames contexts."""
+
+    growth_points: int = 8
+    """Fewest measured steps in which memory must rise to be called growing; fewer takes the first
+    steps' warm-up for it."""
+
+    growth_share: float = 0.2
+    """Growth over those steps, of the first value. Lower blames noise."""
+
+    logits_rounding: float = 0.005
+    """How far a printed request may be from the logits' size: messages round to two decimals."""
+
+    states_share: float = 0.5
+    """Share of the device that the process's tensors must hold to blame model states."""
+
     caught_before_ns: int = 120 * SECOND
     """How long before the others began to wait a caught error can be the reason. Larger takes an
     old, harmless one for it."""

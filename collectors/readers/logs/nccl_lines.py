@@ -143,6 +143,10 @@ _INFO = (
 )
 
 
+_FAILURES_IN_INFO = ("NCCL WARN", "NET/OFI", "speed change", "P2P is disabled", "async", "MNNVL")
+"""Words of INFO messages that RULES want."""
+
+
 class Info:
     """INFO messages of one file, each sort a process once."""
 
@@ -168,7 +172,9 @@ class Info:
 def only_info(text: str) -> bool:
     """Whether a line holds nothing but INFO messages that no other rule wants."""
     found = _HEADER.match(text)
-    return found is not None and found["level"] == "INFO" and "NCCL WARN" not in text
+    if found is None or found["level"] != "INFO":
+        return False
+    return not any(needle in text for needle in _FAILURES_IN_INFO)
 
 
 def _completion(text: str, out: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ _BROKEN = re.compile(
 
 def _limit(text: str, out: dict[str, Any]) -> None:
     value = str(out.pop("value", ""))
-    unit = 1 if "bytes" in text else 1024
+    unit = 1 if re.search(r"\bbytes", text) else 1024
     if value.isdecimal():
         out["bytes"] = int(value[:15]) * unit
 
