@@ -41,6 +41,7 @@ In: any text. Out: log_events rows (fields as JSON; a number the line lacks is a
 | train.step | step, steps, loss, grad_norm, loss_scale, learning_rate, tokens_per_s, |
 |   | samples_per_s, step_time (s), data_time (s), mfu, skipped, nan_iterations |
 | train.epoch-end, .validation | epoch, batches; |
+| train.size | parameters, vocab, sequence, micro_batch: said in prose |
 | train.caught | message, oom: an error that the program caught and went on from |
 | rank.progress, .waiting, .pid | done, total, what; what; rank, local_rank, pid |
 | deepspeed.spawned, .world | pid, local_rank; hosts {host: processes} |
@@ -69,6 +70,7 @@ from collectors.readers.logs import (
     node_lines,
     node_tables,
     progress_lines,
+    size_lines,
     story_lines,
     times,
     trainer_lines,
@@ -180,6 +182,7 @@ class _Scanner:
                 self.reading.add_event(Event(line, "train.step", progress))
             elif not kinds and not ends_traceback:
                 self._story(line)
+                self._sizes(line)
         elif kinds <= _MAY_BE_CAUGHT and not ends_traceback:
             self._story(line, only="train.caught")
 
@@ -188,6 +191,11 @@ class _Scanner:
         told = story_lines.read(line.text)
         if told is not None and only in (None, told[0]):
             self.reading.add_event(Event(line, *told, rank=self.stripper.named(line)))
+
+    def _sizes(self, line: Line) -> None:
+        sizes = size_lines.read(line.text)
+        if sizes is not None:
+            self.reading.add_event(Event(line, "train.size", sizes))
 
     def _event(self, line: Line, kind: str, fields: dict[str, Any]) -> None:
         if kind.startswith("nccl"):
