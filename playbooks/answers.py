@@ -154,6 +154,12 @@ def _abstention(evidence: Evidence) -> Abstention:
             f"{ranks_words(evidence.missing)}, where a death, a stall or a mismatch would show.",
             (f"logs or Flight Recorder dumps of {ranks_words(evidence.missing)}",),
         )
+    if evidence.missing and len(evidence.ledger):
+        return Abstention(
+            f"Nothing is pending in the dumps that were given, but {ranks_words(evidence.missing)} "
+            "left none: dead, stuck, or not collected.",
+            (f"the dump, log or exit code of {ranks_words(evidence.missing)}",),
+        )
     if evidence.ends and any(e.signal or e.exit_code for e in evidence.ends):
         first = next(e for e in evidence.ends if e.signal or e.exit_code)
         return Abstention(

@@ -21,6 +21,7 @@ from playbooks.rules import (
     ended,
     exceptions,
     gil,
+    group_order,
     late,
     link,
     memory,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     mismatch.rule,
+    group_order.rule,
     exceptions.rule,
     memory.rule,
     death.rule,
