@@ -134,3 +134,9 @@ class Policy:
 
     memlock_small: int = 1 << 30
     """A limit of locked memory below this refuses verbs buffers of NCCL."""
+
+    gpu_busy: float = 50.0
+    """Utilisation in percent from which a reading of a GPU was taken under load."""
+
+    gpu_loaded: float = 0.5
+    """Share of its power limit from which a GPU was under load. Lower reads idle states as faults."""

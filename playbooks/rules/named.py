@@ -13,6 +13,8 @@ from playbooks.rules import (
     config_layout,
     config_net,
     config_versions,
+    link_paths,
+    link_ports,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     config_host.rule,
     config_net.rule,
     config_versions.rule,
+    link_ports.rule,
+    link_paths.rule,
 )
 
 
