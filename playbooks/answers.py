@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from playbooks import logs
 from playbooks.finding import Abstention
 from playbooks.report.model import Health
 from playbooks.words import count, ranks_words, seconds

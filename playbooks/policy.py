@@ -139,4 +139,21 @@ class Policy:
     """Utilisation in percent from which a reading of a GPU was taken under load."""
 
     gpu_loaded: float = 0.5
-    """Share of its power limit from which a GPU was under load. Lower reads idle states as faults."""
+    """Share of its power limit from which a GPU was under load. Lower reads idle states as
+    faults."""
+
+    throttled_clock: float = 0.9
+    """Share of the usual clock below which a GPU with a throttle reason is slower than its peers.
+    Higher blames GPUs for the spread that all have."""
+
+    power_at_limit: float = 0.9
+    """Share of its power limit from which a software power cap is normal under load."""
+
+    pause_share: float = 0.1
+    """Share of the time that regular pauses have to take to be a finding."""
+
+    recompiles: int = 3
+    """Fewest recompiles that can be a finding. Lower counts warm-up."""
+
+    recompile_peak: float = 3.0
+    """A step of this multiple of the usual one is a peak."""

@@ -6,6 +6,7 @@ of the last step. Pure; times are those of the pile's lines, and are compared on
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -184,7 +185,7 @@ class Story:
     def step_gap_ns(self) -> int | None:
         """Usual time between two progress lines; None with fewer than three."""
         times = sorted({t for t, _, _ in self.steps})
-        gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False) if b > a)
+        gaps = sorted(b - a for a, b in itertools.pairwise(times) if b > a)
         return gaps[len(gaps) // 2] if len(gaps) >= 2 else None
 
     @cached_property

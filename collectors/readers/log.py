@@ -176,6 +176,10 @@ class _Scanner:
                 fields["in_traceback"] = ends_traceback
             self._world(one.kind, fields.get("world_size"))
             self._event(line, one.kind, fields)
+        self._own_words(line, kinds, ends_traceback)
+
+    def _own_words(self, line: Line, kinds: set[str], ends_traceback: bool) -> None:
+        """Progress and whatever else a program says in words that no rule knows."""
         if not kinds or kinds == {"train.world"}:
             progress = progress_lines.step(line.text)
             if progress is not None:

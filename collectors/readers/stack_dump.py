@@ -47,7 +47,7 @@ _CTIME = re.compile(
 )
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _FILE_RANK = re.compile(
-    r"(?<![a-z])rank[_.-]?(\d{1,7})(?!\d)|(?:^|[/_.-])r(\d{1,5})(?=[_.-])", re.I
+    r"(?<![a-z])rank[_.-]?(\d{1,7})(?!\d)|(?:^|[/_.-])r(\d{1,5})(?=[_.-])", re.IGNORECASE
 )
 
 
@@ -179,7 +179,8 @@ def _json(reading: Reading, data: bytes, rank: int | None) -> None:
         raise TypeError("no list of threads")
     for i, thread in enumerate(threads[:_THREADS]):
         frames = [
-            f"{clean(str(f.get('name')), 120)} ({clean(str(f.get('filename')), 300)}:{f.get('line')})"
+            f"{clean(str(f.get('name')), 120)} "
+            f"({clean(str(f.get('filename')), 300)}:{f.get('line')})"
             for f in thread.get("frames", [])[:_FRAMES]
         ]
         name = str(thread.get("thread_name") or f"thread {thread.get('os_thread_id')}")

@@ -1,8 +1,8 @@
 """A GPU, its memory or its NVLink that failed: hang.device-error.
 
 In: Xid and SXid lines of kernel logs, the communicators' bus ids, pids of ranks, the job's first
-failure. Out: one root finding with the ranks on the failed devices. Xids of the program's own faults
-(13, 31), consequences (43, 45) and faults outside the job's time are no device errors.
+failure. Out: one root finding with the ranks on the failed devices. Xids of the program's own
+faults (13, 31), consequences (43, 45) and faults outside the job's time are no device errors.
 """
 
 from __future__ import annotations
@@ -74,14 +74,21 @@ def _first_failure(evidence: Evidence) -> int | None:
     times = [int(r["time_ns"]) for r in rows[:1]]
     times += [r.at_ns for r in evidence.raised if r.at_ns is not None]
     times += [e.at_ns for e in evidence.ends if e.at_ns is not None]
-    return min(times) if times else None
+    return int(min(times)) if times else None
 
 
 def _begin(evidence: Evidence) -> int | None:
-    """When the job is first seen; a day before its first failure when no step tells."""
-    steps = evidence.story.steps
-    if steps:
-        return min(steps[0][0], *(evidence.collected.ints("collectives", "issue_ns").tolist() or [steps[0][0]]))
+    """A minute before the job is first seen; a day before its first failure when nothing tells."""
+    issued = evidence.collected.ints("collectives", "issue_ns")
+    times = [int(issued[issued > 0].min())] if (issued > 0).any() else []
+    times += [t for t, _step, _row in evidence.story.steps[:1]]
+    times += [
+        row["time_ns"]
+        for row, _ in evidence.story.of("nccl-info.comm", "rank.pid")
+        if row["time_ns"] is not None
+    ]
+    if times:
+        return int(min(times)) - 60 * SECOND
     first = _first_failure(evidence)
     return None if first is None else first - _DAY
 
@@ -105,13 +112,19 @@ def _host(evidence: Evidence, row: dict[str, Any]) -> str | None:
     if row["host"]:
         return str(row["host"])
     name = str(row["source"] or "").rsplit("/", 1)[-1]
-    known = {str(r["host"]) for r in evidence.story.rows if r["host"]} | set(evidence.hosts.values())
-    fits = [h for h in known if _short(h) and re.search(rf"(?<![\w-]){re.escape(_short(h))}(?![\w-])", name)]
+    known = {str(r["host"]) for r in evidence.story.rows if r["host"]} | set(
+        evidence.hosts.values()
+    )
+    fits = [
+        h
+        for h in known
+        if _short(h) and re.search(rf"(?<![\w-]){re.escape(_short(h))}(?![\w-])", name)
+    ]
     return max(fits, key=len) if fits else None
 
 
 def _short(host: str) -> str:
-    return host.split(".")[0]
+    return host.split(".", maxsplit=1)[0]
 
 
 def _same(a: str | None, b: str | None) -> bool:
@@ -123,9 +136,9 @@ def _ranks(evidence: Evidence, row: dict[str, Any], fields: dict[str, Any]) -> s
     host, bus = _host(evidence, row), _bus(fields.get("pci"))
     out = set()
     for comm, told in evidence.story.of("nccl-info.comm"):
-        if comm["rank"] is not None and bus is not None and _bus(told.get("bus_id")) == bus:
-            if _same(host, comm["host"] or told.get("host")):
-                out.add(comm["rank"])
+        here = bus is not None and _bus(told.get("bus_id")) == bus
+        if comm["rank"] is not None and here and _same(host, comm["host"] or told.get("host")):
+            out.add(comm["rank"])
     if out:
         # Without a host on either side the same bus exists on every node.
         return out if len(out) == 1 or host is not None else set()
@@ -173,8 +186,8 @@ def _finding(
         "root",
         confidence,
         f"The GPU{who} at {fields.get('pci')}{f' on {host}' if host else ''} {_WORDS[why]}: "
-        f"{'SXid' if fatal else 'Xid'} {fields['xid']} is in the kernel's log before the job's first "
-        "failure.",
+        f"{'SXid' if fatal else 'Xid'} {fields['xid']} is in the kernel's log before the job's "
+        "first failure.",
         ranks=ranks,
         where=why,
         evidence=tuple(items[: policy.evidence_most]),

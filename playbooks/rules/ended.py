@@ -87,7 +87,7 @@ def _ended(evidence: Evidence, policy: Policy) -> Finding | None:
     at = min(times)
     if not _went_on(evidence, policy, at) or _failed_before(evidence, policy, at):
         return None
-    reason, row = (named or orders)[0][1:]
+    reason, _row = (named or orders)[0][1:]
     last = evidence.story.steps[-1]
     words = {
         "time-limit": "at its time limit",
@@ -202,9 +202,7 @@ def _silent_sources(evidence: Evidence) -> dict[str, set[int]]:
     return out if len(out) < len(ranks) else {}
 
 
-def _named(
-    evidence: Evidence, rows: list[tuple[dict[str, Any], dict[str, Any]]]
-) -> set[int]:
+def _named(evidence: Evidence, rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> set[int]:
     """Ranks on the nodes that the records name."""
     names = {
         str(f.get(k)).split(".")[0]

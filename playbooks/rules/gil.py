@@ -66,7 +66,7 @@ def _holders(evidence: Evidence) -> dict[int, list[dict[str, Any]]]:
 
 def _native(frame: str) -> bool:
     """Whether the frame is compiled code: no Python file, and not the interpreter itself."""
-    return ".py:" not in frame and "<" not in frame.split("(")[0]
+    return ".py:" not in frame and "<" not in frame.split("(", maxsplit=1)[0]
 
 
 def _finding(

@@ -24,9 +24,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """A circle of waits, which no lateness can explain."""
     if not evidence.stopped or evidence.gone or evidence.ledger.differing.size:
         return []
-    waits = {
-        w.call.rank: w for w in evidence.waits.main() if not w.call.p2p and w.call.rank >= 0
-    }
+    waits = {w.call.rank: w for w in evidence.waits.main() if not w.call.p2p and w.call.rank >= 0}
     circle = _circle(waits)
     groups = {waits[r].call.group for r in circle}
     if len(circle) < 2 or len(groups) < 2:
@@ -47,8 +45,8 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
             "hang.collective-mismatch",
             "root",
             "likely",
-            f"{ranks_words(circle, capital=True)} wait for each other in {len(groups)} groups: they "
-            "issued the operations of these groups in another order.",
+            f"{ranks_words(circle, capital=True)} wait for each other in {len(groups)} groups: "
+            "they issued the operations of these groups in another order.",
             ranks=tuple(sorted(circle)),
             where="group-order",
             evidence=tuple(items[: policy.evidence_most]),
@@ -62,7 +60,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
 
 
 def _circle(waits: Mapping[int, Wait]) -> list[int]:
-    """The ranks of one circle, empty when every chain of waits ends at a rank that waits for nobody."""
+    """The ranks of one circle; empty when every chain ends at a rank that waits for nobody."""
     for start in sorted(waits):
         path = [start]
         while True:

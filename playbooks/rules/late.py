@@ -8,6 +8,7 @@ nothing was given is never named.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,9 @@ _PLACES = (
     ("evaluation", r"evaluat|valid|\beval|generate"),
     ("data", r"data|loader|token|encod|index|passage|shard|corpus|fetch|collate"),
 )
-_DATA = re.compile(r"data|token|encod|index|passage|shard|corpus|file|preprocess|download|sample", re.I)
+_DATA = re.compile(
+    r"data|token|encod|index|passage|shard|corpus|file|preprocess|download|sample", re.IGNORECASE
+)
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
@@ -65,7 +68,7 @@ def _counting(evidence: Evidence, policy: Policy) -> dict[int, list[Count]]:
         if len(during) < 2 or during[-1].done <= during[0].done:
             continue
         times = [at for at, c in timed]
-        gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+        gaps = sorted(b - a for a, b in itertools.pairwise(times))
         usual = max(gaps[len(gaps) // 2], SECOND)
         if expired - max(at for at in times if at <= expired) <= policy.count_silence * usual:
             out[rank] = during
@@ -123,7 +126,9 @@ def _stacks(evidence: Evidence, policy: Policy) -> Finding | None:
         return None
     if set(outside) & set(evidence.story.timeouts) or _ended_first(evidence, outside):
         return None
-    moved = [looks[r][0].places != looks[r][-1].places if len(looks[r]) > 1 else None for r in outside]
+    moved = [
+        looks[r][0].places != looks[r][-1].places if len(looks[r]) > 1 else None for r in outside
+    ]
     items = []
     for rank in outside[:3]:
         stack = looks[rank][-1]
@@ -135,8 +140,8 @@ def _stacks(evidence: Evidence, policy: Policy) -> Finding | None:
         "hang.rank-stalled",
         "root",
         _confidence(evidence, moved),
-        f"{ranks_words(outside, capital=True)} sits in {looks[outside[0]][-1].frames[0]} outside any "
-        f"collective while {ranks_words(inside)} wait.",
+        f"{ranks_words(outside, capital=True)} sits in {looks[outside[0]][-1].frames[0]} outside "
+        f"any collective while {ranks_words(inside)} wait.",
         ranks=tuple(outside),
         where=_place(evidence, looks[outside[0]][-1], outside[0]),
         evidence=tuple(items[: policy.evidence_most]),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from playbooks.finding import Finding, Item
-from playbooks.rules import memory_causes
+from playbooks.rules import memory_causes, memory_library
 from playbooks.rules.common import frames, is_after_the_fact, own_frame, where_was
 from playbooks.words import ranks_words, size
 
@@ -81,7 +81,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         if r.kind.name == "memory" and not is_after_the_fact(evidence, policy, r.at_ns)
     ]
     if not found:
-        return memory_causes.library(evidence, policy)
+        return memory_library.library(evidence, policy)
     first = found[0]
     alike = [
         r

@@ -1,23 +1,23 @@
 """Which category filled a device: the oom.* causes that one message alone does not tell apart.
 
-In: the message's sum, the frames in which it was raised, pids of the job, sizes that the job printed,
-memory over steps. Out: the first cause, narrow before broad, whose decisive fact is there; None when
-none is. Pure functions over Evidence.
+In: the message's sum, the frames in which it was raised, pids of the job, sizes that the job
+printed, memory over steps. Out: the first cause, narrow before broad, whose decisive fact is there;
+None when none is. Pure functions over Evidence.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from playbooks import logs
-from playbooks.finding import Finding, Item
+from playbooks.rules import memory_growth
 from playbooks.rules.common import frames
-from playbooks.words import count, ranks_words, size
+from playbooks.words import count, size
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.facts import Raised
+    from playbooks.finding import Finding
     from playbooks.policy import Policy
     from playbooks.rules.memory import Message
 
@@ -29,8 +29,12 @@ _STATE_DICT = re.compile(
     r"_gather_state|rank0_only|full_params",
     re.IGNORECASE,
 )
-_SAVES = re.compile(r"save|export|checkpoint|load|resume|state_dict|consolidat|push_to_hub", re.IGNORECASE)
-_EVALUATION = re.compile(r"evaluat|evaluation_loop|validat|prediction_(?:step|loop)|\bpredict|generate|\beval")
+_SAVES = re.compile(
+    r"save|export|checkpoint|load|resume|state_dict|consolidat|push_to_hub", re.IGNORECASE
+)
+_EVALUATION = re.compile(
+    r"evaluat|evaluation_loop|validat|prediction_(?:step|loop)|\bpredict|generate|\beval"
+)
 _LOSS = re.compile(r"entropy|softmax|lm_head|logit|loss|head\b|log_prob", re.IGNORECASE)
 _STATES = re.compile(
     r"_init_group|_init_state|initialize_optimizer|_initialize_state|init_optimizer|_setup_for_real"
@@ -40,16 +44,17 @@ _BUILD = re.compile(
     r"_sync_module_states|build_model|get_model|from_pretrained|_ddp_init_helper|DistributedDataParallel|"
     r"_move_\w+|dispatch_model|_load_state_dict_into_\w+|place_model)$"
 )
-_COLLECTIVE = re.compile(r"all_gather|allgather|reduce_scatter|all_to_all|allreduce_bucket|alltoall")
+_COLLECTIVE = re.compile(
+    r"all_gather|allgather|reduce_scatter|all_to_all|allreduce_bucket|alltoall"
+)
 
 
 def decide(
     evidence: Evidence, policy: Policy, base: Finding, message: Message, first: Raised, asked: str
 ) -> Finding | None:
     """The cause that a decisive fact names; None when the rest of the arithmetic has to."""
-    return (
-        _limit(base, message, first, asked)
-        or _other_processes(evidence, policy, base, message, first, asked)
+    return _limit(base, message, first, asked) or _other_processes(
+        evidence, policy, base, message, first, asked
     )
 
 
@@ -58,7 +63,7 @@ def decide_full(
 ) -> Finding | None:
     """Causes of a device that this process itself fills."""
     return (
-        _growing(evidence, policy, base, asked)
+        memory_growth.growing(evidence, policy, base, asked)
         or _full_state(evidence, base, first, asked)
         or _logits(evidence, policy, base, message, first, asked)
         or _evaluation(evidence, base, first, asked)
@@ -130,67 +135,6 @@ def _other_processes(
     )
 
 
-def series(evidence: Evidence, rank: int | None) -> list[tuple[int, int, dict[str, Any] | None]]:
-    """(step, bytes, line) of what one rank's tensors held, from logs, else from samples."""
-    best: dict[str, list[tuple[int, int, dict[str, Any] | None]]] = {}
-    for row, fields in evidence.story.of("train.step"):
-        if row["rank"] not in (None, rank):
-            continue
-        for name in ("allocated", "memory", "peak"):
-            if isinstance(fields.get(name), int) and isinstance(fields.get("step"), int):
-                best.setdefault(name, []).append((fields["step"], fields[name], row))
-    for name in ("allocated", "memory", "peak"):
-        if len(best.get(name, [])) >= 4:
-            return best[name]
-    samples = [
-        (row["step"], row["allocated"], None)
-        for row in evidence.collected.rows("memory")
-        if row["rank"] == rank and row["step"] is not None and row["allocated"]
-    ]
-    last: dict[int, tuple[int, int, None]] = {s[0]: s for s in samples}  # one place of each step
-    return [last[step] for step in sorted(last)]
-
-
-def grows(values: list[int], policy: Policy) -> bool:
-    """Whether values rise about linearly to the end: no jumps, no levelling, nearly always up."""
-    if len(values) < policy.growth_points or values[0] <= 0:
-        return False
-    steps = [b - a for a, b in zip(values, values[1:], strict=False)]
-    total = values[-1] - values[0]
-    third = values[-1] - values[-1 - len(values) // 3]
-    return (
-        total >= policy.growth_share * values[0]
-        and sum(s > 0 for s in steps) >= 0.7 * len(steps)
-        and max(steps) <= max(0.25, 2.5 / len(steps)) * total
-        and third >= 0.15 * total
-    )
-
-
-def _growing(evidence: Evidence, policy: Policy, base: Finding, asked: str) -> Finding | None:
-    if len(base.ranks) > 1 and len({len(series(evidence, r)) for r in base.ranks}) == 0:
-        return None
-    found = {r: series(evidence, r) for r in base.ranks or (None,)}
-    grown = {r: s for r, s in found.items() if grows([v for _, v, _ in s], policy)}
-    if not grown or len(grown) * 2 < len(found):
-        return None
-    told = next(iter(grown.values()))
-    (first_step, low, first_row), (last_step, high, last_row) = told[0], told[-1]
-    slope = (high - low) / max(1, last_step - first_step)
-    items = [logs.item(row) for row in (first_row, last_row) if row is not None]
-    return base.but(
-        cause="oom.retained-graph",
-        confidence="likely",
-        summary=f"{asked}; its memory rose from {size(low)} at step {first_step} to {size(high)} at "
-        f"step {last_step}, step after step.",
-        formula=f"({size(high)} - {size(low)}) / {last_step - first_step} steps = {size(slope)} a step",
-        evidence=(*base.evidence, *items),
-        excluded=(
-            ("oom.fragmentation", "what is allocated grows, not only what is reserved"),
-            ("oom.activations", "the same work needs more with every step"),
-        ),
-    )
-
-
 def _names(first: Raised) -> list[str]:
     return [name for _file, _line, name in frames(first.traceback)]
 
@@ -204,7 +148,10 @@ def _full_state(evidence: Evidence, base: Finding, first: Raised, asked: str) ->
     names = _names(first)
     if not any(_STATE_DICT.search(n) for n in names) or "load" in names[-1:]:
         return None
-    gathers = any(re.search(r"full_tensor|summon_full|16bit|unshard|gather|get_\w*state_dict", n) for n in names)
+    gathers = any(
+        re.search(r"full_tensor|summon_full|16bit|unshard|gather|get_\w*state_dict", n)
+        for n in names
+    )
     saves = any(_SAVES.search(n) for n in names)
     if not saves or not (gathers or _trained(evidence)):
         return None
@@ -290,7 +237,11 @@ def _states(
     if not own or not total or own < policy.states_share * total:
         return None
     parameters = max(_sizes(evidence).get("parameters", {0.0}))
-    need = f", of {size(parameters * 16)} that {parameters / 1e9:.3g} B parameters need unsharded" if parameters else ""
+    need = (
+        f", of {size(parameters * 16)} that {parameters / 1e9:.3g} B parameters need unsharded"
+        if parameters
+        else ""
+    )
     when = "when the optimizer made its states" if making else "while the model was built or moved"
     return base.but(
         cause="oom.model-states",
@@ -315,44 +266,3 @@ def _collective(base: Finding, first: Raised, asked: str) -> Finding | None:
         where="buffers-too-large",
         summary=f"{asked} for the buffer of {place}.",
     )
-
-
-def library(evidence: Evidence, policy: Policy) -> list[Finding]:
-    """NCCL, cuBLAS or cuDNN found no memory outside torch's cache, and torch itself raised nothing."""
-    if any(r.kind.name == "memory" and "Tried to allocate" in r.text for r in evidence.raised):
-        return []
-    rows = [row for row, _ in evidence.story.of("oom.library")]
-    rows += [
-        row
-        for row, fields in evidence.story.of("nccl.cuda-failure", "nccl.warn")
-        if re.search(r"out of memory|Failed to CUDA (?:calloc|malloc)", str(row["quote"]))
-    ]
-    rows = [r for r in rows if "CUDA error" not in str(r["quote"]) or "NCCL" in str(r["quote"])]
-    if not rows or evidence.story.of("train.done"):
-        return []
-    ranks = {r["rank"] for r in rows if r["rank"] is not None}
-    pids = evidence.story.pids
-    for row, fields in evidence.story.of("nccl.cuda-failure", "nccl.warn", "oom.library"):
-        owner = pids.get(fields.get("pid") or -1)
-        if owner is not None and row in rows:
-            ranks.add(owner)
-    items: list[Item] = [logs.item(r) for r in rows[:4]]
-    times = [r["time_ns"] for r in rows if r["time_ns"] is not None]
-    who = f" of {ranks_words(ranks)}" if ranks else ""
-    return [
-        Finding(
-            "oom.comm-buffers",
-            "root",
-            "likely",
-            f"A library{who} found no memory on the device outside torch's cache, which holds the "
-            "rest; the communication errors follow from it.",
-            ranks=tuple(sorted(ranks)),
-            where="no-headroom",
-            evidence=tuple(items[: policy.evidence_most]),
-            excluded=(
-                ("hang.device-error", "the CUDA failure is 2, out of memory"),
-                ("oom.fragmentation", "the allocation that failed is not torch's"),
-            ),
-            at_ns=min(times) if times else None,
-        )
-    ]

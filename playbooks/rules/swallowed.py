@@ -1,8 +1,8 @@
 """A rank that caught an error and went on alone: hang.exception-swallowed.
 
-In: lines in which programs say that they caught or skipped something, watchdog lines, ends. Out: one
-root finding when a minority of the ranks did so just before the others began to wait for them. An
-error that all ranks caught alike, or after which the job went on, is none.
+In: lines in which programs say that they caught or skipped something, watchdog lines, ends. Out:
+one root finding when a minority of the ranks did so just before the others began to wait for them.
+An error that all ranks caught alike, or after which the job went on, is none.
 """
 
 from __future__ import annotations

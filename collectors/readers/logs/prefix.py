@@ -46,7 +46,9 @@ _SAID_RANK = re.compile(
     r"(?:^|\b)(?:global[_ ])?rank[ =:]+(\d{1,7})\b(?!\s*(?:of|/)?\s*\d*\s*failed)"
 )
 _NAMED = re.compile(r"(?<![\w-])(?:global[_ ])?rank[ =:]+(\d{1,7})\b", re.IGNORECASE)
-_OTHERS = re.compile(r"\b(?:from|to|for|of|by|with|than|peer|after|behind) (?:global )?rank", re.IGNORECASE)
+_OTHERS = re.compile(
+    r"\b(?:from|to|for|of|by|with|than|peer|after|behind) (?:global )?rank", re.IGNORECASE
+)
 _HOST = re.compile(r"([A-Za-z][A-Za-z0-9.-]*):(?: |$)")
 
 
@@ -186,7 +188,9 @@ class Stripper:
         if not found:
             return None
         _task(line, found)
-        return text[found.end() :]
+        rest = text[found.end() :]
+        # More than one space before a time in brackets is the trainer's, not an indentation.
+        return rest.lstrip(" ") if rest.lstrip(" ").startswith("[") else rest
 
     def _after_time(self, line: Line, text: str) -> str:
         """Syslog has host and program behind the time."""

@@ -55,10 +55,12 @@ _SECONDS = (
 _RATE = re.compile(rf"{_N} ?it/s\b")
 _BYTES = r"(\d[\d.]*) ?([KMGT]i?)B?(?![\w/])"
 _MEMORY = {
-    "allocated": re.compile(rf"\b(?:MemAllocated|mem_alloc\w*|alloc\w*)[\s:=]*{_BYTES}", re.I),
-    "peak": re.compile(rf"\b(?:max[_ ]?mem\w*|peak\w*(?: mem\w*)?)[\s:=]*{_BYTES}", re.I),
-    "reserved": re.compile(rf"\breserved[\s:=]*{_BYTES}", re.I),
-    "memory": re.compile(rf"\b(?:(?:gpu )?mem(?:ory)?)[\s:=]*{_BYTES}", re.I),
+    "allocated": re.compile(
+        rf"\b(?:MemAllocated|mem_alloc\w*|alloc\w*)[\s:=]*{_BYTES}", re.IGNORECASE
+    ),
+    "peak": re.compile(rf"\b(?:max[_ ]?mem\w*|peak\w*(?: mem\w*)?)[\s:=]*{_BYTES}", re.IGNORECASE),
+    "reserved": re.compile(rf"\breserved[\s:=]*{_BYTES}", re.IGNORECASE),
+    "memory": re.compile(rf"\b(?:(?:gpu )?mem(?:ory)?)[\s:=]*{_BYTES}", re.IGNORECASE),
 }
 """Sizes that carry their unit; what "memory" means is the program's secret, so it stands apart."""
 

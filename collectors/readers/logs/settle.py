@@ -96,7 +96,8 @@ class _Names:
         self.offset = _ranks_of_locals(reading)
         self.first_of = _first_ranks(reading)
         self.largest = max(
-            (e.fields.get("size") or 0 for e in reading.events if e.kind == "nccl-info.comm"), default=0
+            (e.fields.get("size") or 0 for e in reading.events if e.kind == "nccl-info.comm"),
+            default=0,
         )
         self.file_rank = _rank_of_file(reading)
         hosts = {e.host or e.line.host for e in reading.events} - {None}
@@ -122,7 +123,12 @@ class _Names:
             host = event.host or line.host or self.host
             first, said = self.first_of.get(host or ""), event.fields.get("local_rank")
             return None if first is None or not isinstance(said, int) else first + said
-        if event.kind == "nccl-info.comm" and line.rank is None and local is None and line.task is None:
+        if (
+            event.kind == "nccl-info.comm"
+            and line.rank is None
+            and local is None
+            and line.task is None
+        ):
             whole = event.fields.get("size") == self.largest
             return event.fields.get("comm_rank") if whole else None
         if local is None and event.kind == "elastic.worker-exit":

@@ -15,27 +15,30 @@ _HINTS = ("param", "vocab", "batch", "seq", "context", "tokens")
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _PARAMETERS = (
     re.compile(
-        r"(?<![\w.])(\d[\d,.]*) ?([KMBT]?)(?:illion)? (?:trainable |total |model )?param(?:eter)?s?\b",
-        re.I,
+        r"(?<![\w.])(\d[\d,.]*) ?([KMBT]?)(?:illion)? (?:trainable |total |model )?"
+        r"param(?:eter)?s?\b",
+        re.IGNORECASE,
     ),
     re.compile(
         r"\b(?:n_?params?|num_params|(?:total |trainable |model )?param(?:eter)?s?)\b(?: count)?"
         r"[ :=~]+(\d[\d,.]*) ?([KMBT]?)\b",
-        re.I,
+        re.IGNORECASE,
     ),
-    re.compile(r"number of parameters\D{0,80}?[:=] ?(\d[\d,.]*) ?([KMBT]?)\b", re.I),
+    re.compile(r"number of parameters\D{0,80}?[:=] ?(\d[\d,.]*) ?([KMBT]?)\b", re.IGNORECASE),
 )
 _WHOLE = {
-    "vocab": re.compile(r"\b(?:padded_)?vocab(?:ulary)?(?:[_ -]size)?\b[ :=.of]+(\d[\d,]{2,9})\b", re.I),
+    "vocab": re.compile(
+        r"\b(?:padded_)?vocab(?:ulary)?(?:[_ -]size)?\b[ :=.of]+(\d[\d,]{2,9})\b", re.IGNORECASE
+    ),
     "sequence": re.compile(
         r"\b(?:seq(?:uence)?(?:[_ -]?len(?:gth)?)?|context(?:[_ -]len(?:gth)?)?|max_seq_len\w*)\b"
         r"[ :=.of]+(\d[\d,]{1,8})\b|\bx ?(\d[\d,]{2,8}) tokens\b",
-        re.I,
+        re.IGNORECASE,
     ),
     "micro_batch": re.compile(
         r"\b(?:micro[_ -]?batch(?:[_ -]size)?|mbs|per_device_train_batch_size|batch[_ -]size"
         r"(?: per (?:gpu|device|rank))?)\b[ :=.of]+(\d[\d,]{0,5})\b",
-        re.I,
+        re.IGNORECASE,
     ),
 }
 

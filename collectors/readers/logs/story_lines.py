@@ -27,9 +27,12 @@ _COUNTED = re.compile(
     r"rows|batches|images|lines|prompts|kernels|graphs|utterances|objects)\b",
     re.IGNORECASE,
 )
-_NO_COUNT = re.compile(r"util|memory|\bmem\b|gib|\bgb\b|mfu|cpu|gpu|world|rank \d+ ?/|node", re.I)
+_NO_COUNT = re.compile(
+    r"util|memory|\bmem\b|gib|\bgb\b|mfu|cpu|gpu|world|rank \d+ ?/|node", re.IGNORECASE
+)
 _EPOCH_END = re.compile(
-    r"\bepoch[ :#=]*(?P<epoch>\d{1,6})\b.{0,30}?\b(?:done|finished|completed?|ended|over|exhausted)\b"
+    r"\bepoch[ :#=]*(?P<epoch>\d{1,6})\b.{0,30}?"
+    r"\b(?:done|finished|completed?|ended|over|exhausted)\b"
     r"(?:.*?(?P<batches>\d[\d,]*) (?:batches|steps|iterations|updates))?|"
     r"\b(?:end of|finished|completed) (?:the )?(?:training )?epoch[ :#=]*(?P<last>\d{1,6})?"
     r"(?:.*?(?P<count>\d[\d,]*) (?:batches|steps|iterations|updates))?|"
@@ -39,13 +42,15 @@ _EPOCH_END = re.compile(
     re.IGNORECASE,
 )
 _VALIDATION = re.compile(
-    r"\b(?:(?:start|begin|enter|running|run|into)\w* (?:the )?)?(?:validation|validating|evaluating)\b"
+    r"\b(?:(?:start|begin|enter|running|run|into)\w* (?:the )?)?"
+    r"(?:validation|validating|evaluating)\b"
     r"(?: on\b| with\b|:|$)|\b(?:start|begin|enter)\w* (?:the )?(?:validation|evaluation)\b",
     re.IGNORECASE,
 )
 _WAITING = re.compile(r"\bwaiting (?:for|in|at|on)\b(?P<what>.*)", re.IGNORECASE)
 _CAUGHT = re.compile(
-    r"(?:out of memory|\boom\b|\berror\b|exception|\bnan\b|failed|corrupt|bad (?:sample|batch)).{0,400}?"
+    r"(?:out of memory|\boom\b|\berror\b|exception|\bnan\b|failed|corrupt|"
+    r"bad (?:sample|batch)).{0,400}?"
     r"\b(?:skip(?:ping|ped|s)?|ignor(?:ing|ed)|retry(?:ing)?|going on|continuing|carrying on|"
     r"moving on|trying again)\b|"
     r"\b(?:skip(?:ping|ped)?|ignoring|retrying|caught|recovered from|swallow\w*)\b.{0,200}?"
@@ -148,7 +153,8 @@ RULES = (
     rule(
         "rank.pid",
         "pid",
-        r"(?:local_rank[ =:]+(?P<i_local_rank>\d{1,5}),? )?\b(?:global_)?rank[ =:]+(?P<i_rank>\d{1,7})\b"
+        r"(?:local_rank[ =:]+(?P<i_local_rank>\d{1,5}),? )?"
+        r"\b(?:global_)?rank[ =:]+(?P<i_rank>\d{1,7})\b"
         r".{0,24}?\bpid[ =:]+(?P<i_pid>\d{1,9})\b",
     ),
     rule("deepspeed.spawned", "spawned with command", r"process (?P<i_pid>\d+) spawned", _spawned),
@@ -168,7 +174,9 @@ RULES = (
         r"(?P<i_exit_code>\d+):(?P<i_signal>\d+)",
         _state,
     ),
-    rule("train.done", "raining", r"(?i)\b(?:pre-?)?training (?:is )?(?:completed?|finished|done)\b"),
+    rule(
+        "train.done", "raining", r"(?i)\b(?:pre-?)?training (?:is )?(?:completed?|finished|done)\b"
+    ),
     rule("train.done", "Trainer.fit` stopped", r"`Trainer\.fit` stopped: `\w+=\S+` reached"),
     rule("train.done", "train_runtime", r"'train_runtime': "),
     rule("train.done", "exiting program", r"exiting program (?:after|at) .*(?:iteration|minutes)"),
