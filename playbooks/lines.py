@@ -10,6 +10,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from playbooks import logs
@@ -52,6 +53,11 @@ class Event:
     def place(self) -> str:
         """The machine, else the file."""
         return self.host or self.row["source"] or "log"
+
+    @property
+    def label(self) -> str:
+        """The place as a sentence names it."""
+        return self.host or PurePath(self.row["source"] or "log").name
 
     @property
     def item(self) -> Item:

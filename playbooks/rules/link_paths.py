@@ -243,7 +243,7 @@ def _p2p(evidence: Evidence, policy: Policy) -> list[Finding]:
             "link.p2p-broken",
             sure,
             "GPUs exchange over PCIe peer-to-peer and the first collective never ends"
-            + ("; with NCCL_P2P_DISABLE=1 it does" if helps else "")
+            + ("; NCCL_P2P_DISABLE=1 makes it pass" if helps else "")
             + (", and ACS is on" if acs else ("; the IOMMU reports faults" if faults else ""))
             + ".",
             [*chosen[:1], *stuck[:1], *helps[:1], *acs[:1], *faults[:1]],
@@ -283,7 +283,7 @@ def _pcie(evidence: Evidence, policy: Policy) -> list[Finding]:
         root(
             "link.pcie-degraded",
             "likely",
-            f"PCIe of {gpus} on {first.place} runs at {what}.",
+            f"PCIe of {gpus} on {first.label} runs at {what}.",
             bad,
             where="width" if narrow else "generation",
             excluded=(("slow.gpu-throttled", "the link, not the clock, is below its rating"),),

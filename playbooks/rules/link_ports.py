@@ -129,7 +129,7 @@ def _degraded(evidence: Evidence, policy: Policy, faults: list[Event]) -> list[F
         root(
             "link.nic-degraded",
             sure,
-            f"{device} of {first.place} {what}{seen}.",
+            f"{device} of {first.label} {what}{seen}.",
             [*faults[:3], *errors[:1], *counters[:1]],
             where=kind,
             excluded=excluded,

@@ -15,6 +15,7 @@ from playbooks.rules import (
     config_versions,
     link_paths,
     link_ports,
+    slow_logs,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     config_versions.rule,
     link_ports.rule,
     link_paths.rule,
+    slow_logs.rule,
 )
 
 
