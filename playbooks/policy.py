@@ -157,3 +157,22 @@ class Policy:
 
     recompile_peak: float = 3.0
     """A step of this multiple of the usual one is a peak."""
+
+    diverged_share: float = 0.15
+    """Rise of the loss over its lowest level, as a share of it, from which it left its trend."""
+
+    diverged_points: int = 5
+    """Reports that the rise must last. Fewer calls spikes that recover a divergence."""
+
+    overflows: int = 6
+    """Overflows in a row, down to the floor, that are a collapse. Fewer calls the search for the
+    first scale one."""
+
+    scale_floor: float = 1.0
+    """Loss scale at or below which no lower one helps."""
+
+    collapsed_share: float = 0.8
+    """Largest expert's share of the tokens from which a router has collapsed."""
+
+    balance_weight: float = 1e-3
+    """Weight of a balancing loss from which it counts as configured."""

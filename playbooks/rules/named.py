@@ -15,6 +15,7 @@ from playbooks.rules import (
     config_versions,
     link_paths,
     link_ports,
+    numeric_logs,
     slow_logs,
 )
 
@@ -34,6 +35,7 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     link_ports.rule,
     link_paths.rule,
     slow_logs.rule,
+    numeric_logs.rule,
 )
 
 
