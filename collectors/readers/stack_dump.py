@@ -227,6 +227,8 @@ def read(artifact: Artifact) -> Reading:
         dump.flush()
         _main_of_faults(reading)
     rows = reading.rows.get("stacks", [])
+    if not rows and not problems:
+        problems.append("no stack in it")
     told = "all" if rows and not problems else "part" if rows else "none"
     reading.source = Source(artifact.path, KIND, told, tuple(problems))
     return reading
