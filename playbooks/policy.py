@@ -176,3 +176,7 @@ class Policy:
 
     balance_weight: float = 1e-3
     """Weight of a balancing loss from which it counts as configured."""
+
+    short_kernel: float = 0.5
+    """A rank came last when its communication kernel takes at most this share of the median one.
+    Higher blames the ordinary spread of arrivals."""

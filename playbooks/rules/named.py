@@ -16,6 +16,7 @@ from playbooks.rules import (
     link_paths,
     link_ports,
     numeric_logs,
+    profiled,
     slow_logs,
 )
 
@@ -36,6 +37,7 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     link_paths.rule,
     slow_logs.rule,
     numeric_logs.rule,
+    profiled.rule,
 )
 
 
