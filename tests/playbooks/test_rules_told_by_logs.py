@@ -298,3 +298,20 @@ def test_a_recorded_success_with_caught_errors_is_health(tmp_path: Path) -> None
 def test_a_recorded_failure_is_no_health(tmp_path: Path) -> None:
     report = _report(tmp_path, job__log=_steps(0, 30), end__txt="n1: torchrun exited 1\n")
     assert report.health is None
+
+
+# --- hang.transport -------------------------------------------------------------------------
+
+
+def test_all_ranks_of_a_known_world_in_one_operation_may_be_the_transport(tmp_path: Path) -> None:
+    text = "world_size: 3\n" + "".join(_timeout(r, "10:07:10") for r in range(3))
+    report = _report(tmp_path, job__log=text)
+    assert report.verdict is not None
+    assert (report.verdict.cause, report.verdict.confidence) == ("hang.transport", "possible")
+
+
+def test_a_world_of_which_ranks_are_missing_or_differ_is_no_transport(tmp_path: Path) -> None:
+    text = "world_size: 4\n" + "".join(_timeout(r, "10:07:10") for r in range(3))
+    assert _report(tmp_path, job__log=text).verdict is None
+    text += _timeout(3, "10:07:10", size=8)
+    assert _cause(_report(tmp_path, job__log=text)) != "hang.transport"
