@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """The rank that comes last, else input on most ranks."""
-    traces = {e.rank: e for e in evidence.lines.of("kineto.rank") if e.rank is not None}
+    found = evidence.lines.of("kineto.rank")
+    traces = {e.rank: e for e in found if e.rank is not None}
     if not traces:
-        return []
+        # One process that was profiled alone says no rank; its own waits count all the same.
+        return _data({0: found[0]}, policy) if len(found) == 1 else []
     return _last(traces, policy) or _data(traces, policy)
 
 
