@@ -180,3 +180,6 @@ class Policy:
     short_kernel: float = 0.5
     """A rank came last when its communication kernel takes at most this share of the median one.
     Higher blames the ordinary spread of arrivals."""
+
+    gpu_idle: float = 10.0
+    """Utilisation in percent below which a reading of a GPU says nothing of its clock."""

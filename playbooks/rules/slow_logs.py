@@ -108,7 +108,9 @@ def _throttled(evidence: Evidence, policy: Policy, slow: tuple[int, ...]) -> lis
     if len(samples) < 2:
         return []
     usual = median(e.number("sm_clock") or 0 for e in samples)
-    idle = [e for e in samples if (e.number("utilization") or policy.gpu_busy) < policy.gpu_busy]
+    idle = [
+        e for e in samples if (u := e.number("utilization")) is not None and u < policy.gpu_idle
+    ]
     out: list[tuple[Event, str]] = []
     for event in samples:
         reason = _reason(int(event.number("throttle") or 0))
