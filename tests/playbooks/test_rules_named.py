@@ -69,7 +69,10 @@ BOOTS = line("n1", 0, BOOT.format(i="eth1", a="10.8.0.1")) + start("n1", 0, 2, 0
 NET = "Channel 00/0 : {a}[0] -> {b}[0] [send] via NET/{via}"
 OVER = line("n1", 0, NET.format(a=0, b=1, via="IB/0/GDRDMA"), dev=0)
 HOST_IB = "CA 'mlx5_2'\n\tPort 1:\n\t\tState: Active\n\t\tRate: 200\n\t\tLink layer: InfiniBand\n"
-TOPO = "        GPU0    GPU1    CPU Affinity\nGPU0     X      {k}     0-7\nGPU1    {k}     X      0-7\n"
+TOPO = (
+    "        GPU0    GPU1    CPU Affinity\nGPU0     X      {k}     0-7\n"
+    "GPU1    {k}     X      0-7\n"
+)
 SHM = "Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
 
 POSITIVE: list[tuple[str, dict[str, str]]] = [
@@ -397,6 +400,33 @@ def test_a_look_alike_is_not_that_kind(tmp_path: Path, other: str, files: dict[s
     answer = ask(tmp_path, **files)
     assert cause(answer) != other
     assert all(f["cause"] != other or f["role"] != "root" for f in answer["findings"])
+
+
+USED = line("n1", 0, "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.1.1.1<0>")
+PORT = "CA '{d}'\n\tPort 1:\n\t\tState: Active\n\t\tRate: {r}\n\t\tLink layer: InfiniBand\n"
+RAILS = (
+    "        GPU0    GPU1    mlx5_0  mlx5_1  CPU Affinity\n"
+    "GPU0     X      NV18    PIX     SYS     0-7\nGPU1    NV18     X      SYS     PIX     8-15\n"
+)
+
+
+@pytest.mark.parametrize(("nic", "wanted"), [(1, "link.nic-affinity"), (0, None), ("1(1)", None)])
+def test_a_far_nic_is_one_only_when_the_rank_itself_sends_through_it(
+    tmp_path: Path, nic: object, wanted: str | None
+) -> None:
+    sent = line("n1", 0, NET.format(a=0, b=2, via=f"IB/{nic}/GDRDMA"))
+    text = USED + start("n1", 0, 4, 0, "1a000", "COMPLETE") + sent
+    assert cause(ask(tmp_path, t_txt=RAILS, a_log=text)) == wanted
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(400, "link.nics-unused"), (100, None)])
+def test_idle_nics_count_only_when_they_are_of_the_same_kind(
+    tmp_path: Path, rate: int, wanted: str | None
+) -> None:
+    rates = {"mlx5_0": 400, "mlx5_1": 400, "mlx5_2": rate, "mlx5_3": rate}
+    ports = "".join(PORT.format(d=d, r=r) for d, r in rates.items())
+    text = USED + start("n1", 0, 4, 0, "1a000", "COMPLETE")
+    assert cause(ask(tmp_path, i_txt=ports, a_log=text)) == wanted
 
 
 @pytest.mark.parametrize("rule", named.RULES, ids=lambda r: r.__module__.rsplit(".", 1)[-1])

@@ -108,7 +108,7 @@ RULES = (
     ),
     rule(
         "note.helps",
-        "=",
+        "NCCL_",
         r"(?<!export )\b(?P<variable>NCCL_(?:P2P_DISABLE|IB_DISABLE|MNNVL_ENABLE|NVLS_ENABLE|"
         r"CUMEM_ENABLE|IB_GID_INDEX|SHM_DISABLE|CROSS_NIC))=(?P<value>\w+)(?=.*\b(?i:work|train|pass|"
         r"run|complete|succeed|ok\b|fine|no hang|goes|cure|fix))",
@@ -125,11 +125,16 @@ RULES = (
         "==>",
         r"(?P<device>mlx\w+) .*?port \d+ (?:\((?P<state>\w+)\) )?==> \S+ \((?P<link>Up|Down)\)",
     ),
-    rule(
-        "ib.counter",
-        ":",
-        r"^(?P<name>SymbolErrorCounter|LinkDownedCounter|LinkErrorRecoveryCounter|PortRcvErrors|"
-        r"LocalLinkIntegrityErrors|ExcessiveBufferOverrunErrors):\.*\s*(?P<i_value>\d+)",
+    *(
+        rule("ib.counter", name, rf"^(?P<name>{name}):\.*\s*(?P<i_value>\d+)")
+        for name in (
+            "SymbolErrorCounter",
+            "LinkDownedCounter",
+            "LinkErrorRecoveryCounter",
+            "PortRcvErrors",
+            "LocalLinkIntegrityErrors",
+            "ExcessiveBufferOverrunErrors",
+        )
     ),
     rule(
         "shm.size",

@@ -172,6 +172,8 @@ class _Ranks:
         self.columns: list[str] = []
 
     def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
+        if not self.columns and "rank" not in text[:12].lower():
+            return []
         cells = re.split(r"[\s|]+", text.strip(" \t|"))
         if cells and cells[0].lower() == "rank":
             names = [c.lower() for c in cells]
