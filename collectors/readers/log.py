@@ -66,6 +66,7 @@ from collectors.readers.logs import (
     kernel_lines,
     launcher_lines,
     memory_lines,
+    nccl_failures,
     nccl_lines,
     node_lines,
     node_tables,
@@ -91,7 +92,7 @@ RULES = (
     *kernel_lines.RULES,
     *progress_lines.RULES,
     *story_lines.RULES,
-    *nccl_lines.RULES,
+    *nccl_failures.RULES,
     *node_lines.RULES,
     *trainer_lines.RULES,
 )

@@ -81,6 +81,14 @@ def _local_ranks(evidence: Evidence) -> tuple[int | None, Event | None]:
             hosts[process.host, process.comm_id].add(process.rank)
     if hosts:
         best = (max(len(r) for r in hosts.values()), None)
+    named = {
+        n
+        for e in evidence.lines.of("nccl.duplicate-gpu")
+        for n in (e.number("one"), e.number("other"))
+        if n is not None
+    }
+    if named and (best[0] or 0) < len(named):
+        best = (len(named), None)
     for event in evidence.lines.of("launch.option"):
         value = event.text("value")
         if event.text("name") in ("nproc-per-node", "ntasks-per-node") and value.isdecimal():

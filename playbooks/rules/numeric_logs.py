@@ -42,13 +42,14 @@ def series(evidence: Evidence) -> list[Event]:
     """Progress lines with a loss that varies, of the rank that has most of them, by step."""
     by_rank: dict[object, list[Event]] = defaultdict(list)
     for event in evidence.lines.of("train.step"):
-        if event.number("loss") is not None and event.number("step") is not None:
+        if event.number("loss") is not None:
             by_rank[event.rank].append(event)
     varied = [e for e in by_rank.values() if len({x.number("loss") for x in e}) > 1]
     longest = max(varied, key=len, default=[])
     steps: dict[float, Event] = {}
     for event in longest:
-        steps.setdefault(event.number("step") or 0, event)
+        step = event.number("step")
+        steps.setdefault(_line(event) if step is None else step, event)
     return [steps[s] for s in sorted(steps)]
 
 

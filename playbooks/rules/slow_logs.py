@@ -1,8 +1,7 @@
 """What sets the pace, from console logs and GPU queries: slow.gpu-throttled, straggler-compute,
 straggler-input, data-bound, checkpoint-stall, recompiles.
 
-In: progress lines, tables of phases by rank, samples of GPUs, saves, recompiles. Out: roots in jobs
-that progress. Shares are of step time; a table's unit cancels out.
+In: progress lines, tables of phases by rank, samples of GPUs, saves, recompiles. Out: roots.
 """
 
 from __future__ import annotations

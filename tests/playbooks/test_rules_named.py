@@ -429,6 +429,18 @@ def test_idle_nics_count_only_when_they_are_of_the_same_kind(
     assert cause(ask(tmp_path, i_txt=ports, a_log=text)) == wanted
 
 
+@pytest.mark.parametrize(("down", "wanted"), [((3,), "link.nvlink-degraded"), ((0, 1, 2, 3), None)])
+def test_inactive_nvlinks_count_against_the_gpus_that_have_them(
+    tmp_path: Path, down: tuple[int, ...], wanted: str | None
+) -> None:
+    text = "".join(
+        f"GPU {g}: NVIDIA X (UUID: GPU-{g})\n\t Link 0: 26.562 GB/s\n\t Link 1: "
+        f"{'<inactive>' if g in down else '26.562 GB/s'}\n"
+        for g in range(4)
+    )
+    assert cause(ask(tmp_path, n_txt=text)) == wanted
+
+
 @pytest.mark.parametrize("rule", named.RULES, ids=lambda r: r.__module__.rsplit(".", 1)[-1])
 def test_without_data_no_rule_says_anything(rule: Any) -> None:
     assert rule(Evidence(read_paths(["-"], b"nothing that anybody knows\n")), Policy()) == []

@@ -93,6 +93,16 @@ POSITIVE: list[tuple[str, list[int] | None, dict[str, str]]] = [
         },
     ),
     ("numeric.loss-scale-collapse", None, {"a_log": steps(9) + DOWN}),
+    (
+        "numeric.nan",
+        None,
+        {
+            "a_log": "".join(
+                f"{{'loss': {2 - i / 9:.3f}, 'grad_norm': 0.5, 'epoch': 0.{i}}}\n" for i in range(9)
+            )
+            + "{'loss': nan, 'grad_norm': nan, 'epoch': 1.0}\n"
+        },
+    ),
     ("numeric.nan", None, {"a_log": steps(12) + "step 12 | loss nan\nstep 13 | loss nan\n"}),
     (
         "numeric.nan",

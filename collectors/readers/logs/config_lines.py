@@ -42,7 +42,7 @@ _NAMES = {
 }
 _KEYS = {key: name for name, keys in _NAMES.items() for key in keys.split()}
 _PAIR = re.compile(
-    r"(?<![\w.])(?:--)?\"?([A-Za-z][\w-]*)\"?(\s*=\s*|:\s*|\s+)\"?(-?\d[\d_.eE+-]*|[Tt]rue|[Ff]alse)"
+    r"(?<![\w.])(?:--)?\"?([A-Za-z][\w-]{0,60})\"?(\s{0,9}=\s{0,9}|:\s{0,9}|\s{1,9})\"?(-?\d[\d_.eE+-]*|[Tt]rue|[Ff]alse)"
     r"(?=[\"\s,;)}\]]|$)"
 )
 _SECTION = re.compile(r"^\s*(?:\[([\w.]+)\]\s*$|([A-Za-z_]\w*):\s*$)")

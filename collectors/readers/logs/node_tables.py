@@ -7,6 +7,7 @@ In: lines, one after another. Out: (kind, fields) for each row that is complete.
 | gpu.sample | index, name, throttle (bits), sm_clock, sm_clock_max, temperature, power, |
 |   | power_limit, utilization, width, width_max, gen, gen_max, memory_used, mig |
 | ib.port | device, state, physical, rate (Gb/s), layer |
+| nvlink.link | gpu, link, speed (GB/s, 0 when inactive) |
 | train.breakdown | rank, phases {column: value}: times in whatever unit the table has |
 """
 
@@ -165,6 +166,27 @@ class _Ibstat:
         return [("ib.port", out)]
 
 
+class _Nvlink:
+    """`nvidia-smi nvlink -s`: links below the GPU that they belong to."""
+
+    def __init__(self) -> None:
+        self.gpu: int | None = None
+
+    def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
+        found = re.match(
+            r"\s*(?:GPU (\d{1,3}): .*UUID|Link (\d{1,3}): (<inactive>|[\d.]+ GB/s))", text
+        )
+        if not found:
+            return []
+        if found.group(1):
+            self.gpu = int(found.group(1))
+            return []
+        if self.gpu is None:
+            return []
+        speed = _value("speed", found.group(3)) or 0.0
+        return [("nvlink.link", {"gpu": self.gpu, "link": int(found.group(2)), "speed": speed})]
+
+
 class _Ranks:
     """A table whose first column is the rank and whose others are times of phases."""
 
@@ -194,7 +216,7 @@ class Tables:
     """All of them for one file."""
 
     def __init__(self) -> None:
-        self.parts = (_Smi(), _Dmon(), _Ibstat(), _Ranks())
+        self.parts = (_Smi(), _Dmon(), _Ibstat(), _Nvlink(), _Ranks())
 
     def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         """Rows that this line completes."""

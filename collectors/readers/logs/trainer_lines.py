@@ -62,6 +62,14 @@ def _timer(text: str, out: dict[str, Any]) -> None:
 
 RULES = (
     rule(
+        "train.step",
+        "'loss':",
+        r"\{'loss': '?(?P<f_loss>[-+\d.eE]+|nan|inf)'?(?:, 'grad_norm': '?"
+        r"(?P<f_grad_norm>[-+\d.eE]+|nan|inf)'?)?"
+        r"(?:, 'learning_rate': '?(?P<f_learning_rate>[-+\d.eE]+)'?)?(?:.*?'epoch': '?"
+        r"(?P<f_epoch>[\d.]+)'?)?(?:.*?\bstep[=': ]+(?P<i_step>\d+))?",
+    ),
+    rule(
         "train.save",
         "aving",
         r"\b[Ss]aving (?:a |the |model |training |optimizer )*(?P<what>checkpoint|model|state)\b"
