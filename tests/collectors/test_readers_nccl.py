@@ -10,7 +10,6 @@ import pytest
 
 from collectors.readers import read_paths
 
-
 OLD = (
     "a1:7:8 [1] x.cc:9 NCCL WARN NET/IB : Got completion from peer 10.2.0.9<55> with error 12, "
     "opcode 0, len 0, vendor err 129"
