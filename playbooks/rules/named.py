@@ -20,6 +20,7 @@ from playbooks.rules import (
     numeric_logs,
     profiled,
     slow_logs,
+    slow_pauses,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     link_nics.rule,
     link_nvlink.rule,
     slow_logs.rule,
+    slow_pauses.rule,
     numeric_logs.rule,
     profiled.rule,
 )

@@ -1,18 +1,18 @@
 """What sets the pace, from console logs and GPU queries: slow.gpu-throttled, straggler-compute,
-straggler-input, data-bound, checkpoint-stall, recompiles.
+straggler-input, data-bound.
 
-In: progress lines, tables of phases by rank, samples of GPUs, saves, recompiles. Out: roots.
+In: progress lines, tables of phases by rank, samples of GPUs. Out: roots in jobs that progress.
+Shares are of step time; a table's unit cancels out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
 from playbooks.rules.naming import root
-from playbooks.words import ranks_words, seconds
+from playbooks.words import ranks_words
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
@@ -26,19 +26,14 @@ _THERMAL, _BRAKE, _CAP = 0x20 | 0x40, 0x8 | 0x80, 0x4
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
-    """Throttling, stragglers, input, saves, recompiles: the narrow ones first."""
+    """Throttling, stragglers, input: the narrow ones first."""
     if not evidence.lines.of("train.step", "train.breakdown", "gpu.sample"):
         return []
     slow, by_input = _breakdown(evidence, policy)
     found = _throttled(evidence, policy, slow)
     if not found and slow:
         found = [_straggler(evidence, slow, by_input)]
-    return [
-        *found,
-        *_data(evidence, policy),
-        *_saves(evidence, policy),
-        *_recompiles(evidence, policy),
-    ]
+    return [*found, *_data(evidence, policy)]
 
 
 # --- tables of phases by rank -----------------------------------------------------------------
@@ -183,7 +178,13 @@ def _data(evidence: Evidence, policy: Policy) -> list[Finding]:
         if data is not None and step is not None and 0 <= data <= step and step > 0:
             shares[event.rank].append(data / step)
             events.append(event)
-    known = {r: median(v) for r, v in shares.items() if len(v) >= policy.data_bound_steps}
+    for event in evidence.lines.of("train.breakdown"):
+        share = _input_share(event)
+        if share is not None:
+            shares[event.rank].append(share)
+            events.append(event)
+    reports = 1 if evidence.lines.of("train.breakdown") else policy.data_bound_steps
+    known = {r: median(v) for r, v in shares.items() if len(v) >= reports}
     bound = [r for r, share in known.items() if share >= policy.data_bound_share]
     if not known or len(bound) <= policy.data_bound_ranks * len(known):
         return []
@@ -204,97 +205,12 @@ def _data(evidence: Evidence, policy: Policy) -> list[Finding]:
     ]
 
 
-# --- saves ------------------------------------------------------------------------------------
-
-
-def _saves(evidence: Evidence, policy: Policy) -> list[Finding]:
-    """Gaps between progress lines that hold a save, against those that hold none."""
-    saves = sorted(
-        {e.at_ns or _line(e): e for e in evidence.lines.of("train.save")}.items(),
-        key=lambda p: p[0],
-    )
-    steps = [
-        e
-        for e in evidence.lines.of("train.step")
-        if e.at_ns is not None and e.number("step") is not None
-    ]
-    by_rank: dict[int | None, list[Event]] = defaultdict(list)
-    for event in steps:
-        by_rank[event.rank].append(event)
-    series = max(by_rank.values(), key=len, default=[])
-    if len(saves) < 2 or len(series) < 6:
-        return []
-    at = {int(n) for _, e in saves if (n := e.number("step")) is not None}
-    paused: list[float] = []
-    plain: list[float] = []
-    for one, following in pairwise(series):
-        gap = ((following.at_ns or 0) - (one.at_ns or 0)) / 1e9
-        low, high = int(one.number("step") or 0), int(following.number("step") or 0)
-        if gap <= 0 or high <= low:
-            continue
-        inside = any(low <= s < high for s in at)
-        times = [t for t, e in saves if e.at_ns is not None]
-        inside = inside or any((one.at_ns or 0) <= t < (following.at_ns or 0) for t in times)
-        (paused if inside else plain).append(gap)
-    if len(paused) < 2 or len(plain) < 3:
-        return []
-    pause = median(paused) - median(plain)
-    total = sum(paused) + sum(plain)
-    share = pause * len(paused) / total
-    if share < policy.pause_share or pause < median(plain):
-        return []
-    what = "evaluation" if "valuat" in saves[0][1].text("what") else "checkpoint"
-    return [
-        root(
-            "slow.checkpoint-stall",
-            "likely",
-            f"{len(paused)} {what} pauses of about {seconds(pause)} take {share:.0%} of the time.",
-            [e for _, e in saves[:2]] + evidence.lines.of("train.timer")[:1],
-            where=what,
-            excluded=(
-                ("slow.gc-pauses", "the pauses follow the interval of saves"),
-                ("hang.slow-not-dead", "no timeout expired"),
-                ("slow.data-bound", "steps between the pauses are even"),
-            ),
-            formula=f"{len(paused)} * {seconds(pause)} / {seconds(total)} = {share:.0%}",
-        )
-    ]
-
-
-def _line(event: Event) -> int:
-    digits = "".join(c for c in event.item.locator if c.isdecimal())
-    return -int(digits[:12] or 0)
-
-
-# --- recompiles -------------------------------------------------------------------------------
-
-
-def _recompiles(evidence: Evidence, policy: Policy) -> list[Finding]:
-    again = evidence.lines.of("compile.recompile")
-    limit = evidence.lines.of("compile.limit")
-    timed = [
-        (t, e) for e in evidence.lines.of("train.step") if (t := e.number("step_time")) is not None
-    ]
-    if len(again) + len(limit) < policy.recompiles or len(timed) < 6:
-        return []
-    usual = median(t for t, _ in timed)
-    peaks = [(t, e) for t, e in timed if t >= policy.recompile_peak * usual]
-    lost = sum(t - usual for t, _ in peaks)
-    total = sum(t for t, _ in timed)
-    if len(peaks) < 2 or lost < policy.pause_share * total:
-        return []
-    return [
-        root(
-            "slow.recompiles",
-            "likely",
-            f"torch.compile compiled again {len(again)} times after warm-up; {len(peaks)} steps "
-            f"took {seconds(median(t for t, _ in peaks))} instead of {seconds(usual)}.",
-            [*again[:2], *limit[:1], *(e for _, e in peaks[:2])],
-            excluded=(
-                ("slow.gc-pauses", "compile records coincide with the peaks"),
-                ("slow.data-bound", "the wait is in a compiled region"),
-                ("hang.slow-not-dead", "no timeout expired"),
-            ),
-            formula=f"{seconds(lost)} of {seconds(total)} in peaks = {lost / total:.0%}",
-        )
-    ]
+def _input_share(event: Event) -> float | None:
+    """Share of a rank's table row that its input takes; None without such a column."""
+    phases = event.fields.get("phases")
+    if not isinstance(phases, dict):
+        return None
+    parts = {k: float(v) for k, v in phases.items() if not k.startswith(("total", "step"))}
+    data = [v for k, v in parts.items() if k.startswith(_INPUT)]
+    whole = sum(parts.values())
+    return sum(data) / whole if data and whole > 0 else None

@@ -85,6 +85,28 @@ POSITIVE: list[tuple[str, list[int] | None, dict[str, str]]] = [
     ),
     ("slow.checkpoint-stall", None, {"a_log": SAVES}),
     (
+        "slow.data-bound",
+        None,
+        {"a_log": "rank data fwd bwd\n" + "".join(f"{r} 60 20 40\n" for r in range(4))},
+    ),
+    (
+        "slow.checkpoint-stall",
+        None,
+        {
+            "a_log": "".join(
+                f"iteration {i}/ 900 | elapsed time per iteration (ms): 900.0 | lm loss: "
+                f"{9 - i / 99:.3E}\n"
+                + (
+                    f"saving checkpoint at iteration {i} to /x\n    save-checkpoint ...: (31000.0, "
+                    "33000.0)\n"
+                    if i % 40 == 0
+                    else ""
+                )
+                for i in range(10, 130, 10)
+            )
+        },
+    ),
+    (
         "slow.recompiles",
         None,
         {
