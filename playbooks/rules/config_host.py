@@ -7,6 +7,7 @@ small, os-limits, unsupported-arch, fabric-manager, imex, efa-provider. Each nee
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from playbooks.rules.naming import broke, root
@@ -28,6 +29,7 @@ _MEMORY = (
     "ibv_alloc",
     "ibv_create",
 )
+_SYSTEM = re.compile(r"nccl|cuda|nvidia|driver|ofi\b|fabric|gpu", re.IGNORECASE)
 _NOT_A_CRASH = ("crash.user-exception", "the refusal comes from the system, not from the program")
 
 
@@ -138,10 +140,17 @@ def _ended_by(evidence: Evidence, reached: list[Event]) -> bool:
     return any(e.text("what")[:20] in t for e in reached for t in texts)
 
 
+def _own_error(evidence: Evidence) -> bool:
+    """Whether the program raised an error that speaks of neither CUDA, driver nor network."""
+    return any(r.kind.name == "program" and not _SYSTEM.search(r.text) for r in evidence.raised)
+
+
 def _arch(evidence: Evidence, policy: Policy) -> list[Finding]:
     del policy
     said = evidence.lines.of("nccl.arch")
     why = "nccl"
+    if not said and _own_error(evidence):
+        return []  # a warning about the GPU beside an error that has nothing to do with it
     if not said:
         found = evidence.lines.of("cuda.arch")
         said = [e for e in found if "not compatible" not in e.text("message")] or found
@@ -235,7 +244,7 @@ def _efa(evidence: Evidence, policy: Policy) -> list[Finding]:
     del policy
     chosen = evidence.lines.of("nccl.ofi-provider")
     wrong = [e for e in chosen if not e.text("provider").startswith("efa")]
-    if not wrong or len(wrong) < len({e.place for e in chosen}):
+    if not wrong or _own_error(evidence) or len(wrong) < len({e.place for e in chosen}):
         return []
     return [
         root(

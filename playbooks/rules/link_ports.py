@@ -48,7 +48,8 @@ def _faults(evidence: Evidence) -> list[Event]:
         e
         for e in lines.of("ib.port")
         if e.text("state").lower() in ("down", "init", "armed")
-        or e.text("physical").lower() in ("disabled", "polling", "linkerrorrecovery")
+        and e.text("physical").lower() != "disabled"  # switched off by somebody, not broken
+        and (lines.of("nccl.completion-error") or len(_siblings(lines.of("ib.port"), e)) > 2)
     ]
     return [
         *kernel,
@@ -64,6 +65,19 @@ def _before_job(evidence: Evidence, event: Event) -> bool:
     return event.at_ns is not None and bool(steps) and event.at_ns < min(steps)
 
 
+def _siblings(ports: list[Event], one: Event) -> list[Event]:
+    """Active ports of the same kind of adapter: storage and management NICs are of another."""
+    kind = (one.text("type"), one.text("layer"), one.place)
+    return [
+        e
+        for e in ports
+        if e is not one
+        and kind[0]
+        and (e.text("type"), e.text("layer"), e.place) == kind
+        and e.text("state").lower() == "active"
+    ]
+
+
 def _slow_ports(ports: list[Event]) -> list[Event]:
     """Active ports below the rate that most ports of their layer have."""
     rates = [
@@ -73,9 +87,8 @@ def _slow_ports(ports: list[Event]) -> list[Event]:
     ]
     out = []
     for event, rate in rates:
-        peers = [r for e, r in rates if e.text("layer") == event.text("layer")]
-        usual = max(set(peers), key=lambda r: (peers.count(r), r))
-        if rate < usual and peers.count(usual) * 2 > len(peers) and peers.count(usual) > 2:
+        peers = [r for e in _siblings(ports, event) if (r := e.number("rate")) is not None]
+        if len(peers) > 2 and len(set(peers)) == 1 and rate < peers[0]:
             out.append(event)
     return out
 
@@ -115,8 +128,9 @@ def _degraded(evidence: Evidence, policy: Policy, faults: list[Event]) -> list[F
         ),
         ("link.fabric-congestion", "a port's state changed or reports hard errors"),
         ("hang.transport", "the component is named"),
-        ("crash.user-exception", "the network fails, not the program's code"),
     ]
+    if errors:
+        excluded.append(("crash.user-exception", "the network fails, not the program's code"))
     if failed and (errors or times):
         excluded += [
             ("hang.rank-died", "no rank ended before the port failed"),

@@ -441,6 +441,32 @@ def test_inactive_nvlinks_count_against_the_gpus_that_have_them(
     assert cause(ask(tmp_path, n_txt=text)) == wanted
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "NVIDIA X with sm_130 is not compatible with the current PyTorch installation.\n",
+        line("p", 0, "NET/OFI Selected Provider is tcp"),
+        "CA 'mlx5_9'\n\tPort 1:\n\t\tState: Down\n\t\tRate: 40\n\t\tLink layer: Ethernet\n",
+    ],
+)
+def test_the_programs_own_error_is_not_explained_by_what_stands_beside_it(
+    tmp_path: Path, noise: str
+) -> None:
+    text = noise + TRACE + "KeyError: 'tokens'\n"
+    assert cause(ask(tmp_path, a_log=text)) == "crash.user-exception"
+
+
+def test_slower_nics_of_another_model_are_no_fault(tmp_path: Path) -> None:
+    port = (
+        "CA '{d}'\n\tCA type: {t}\n\tPort 1:\n\t\tState: Active\n\t\tRate: {r}\n"
+        "\t\tLink layer: Ethernet\n"
+    )
+    fast = "".join(port.format(d=f"m{i}", t="MT1", r=400) for i in range(4))
+    assert cause(ask(tmp_path, i_txt=fast + port.format(d="m9", t="MT2", r=100))) is None
+    slow = fast + port.format(d="m9", t="MT1", r=100)
+    assert cause(ask(tmp_path, i_txt=slow)) == "link.nic-degraded"
+
+
 @pytest.mark.parametrize("rule", named.RULES, ids=lambda r: r.__module__.rsplit(".", 1)[-1])
 def test_without_data_no_rule_says_anything(rule: Any) -> None:
     assert rule(Evidence(read_paths(["-"], b"nothing that anybody knows\n")), Policy()) == []

@@ -141,27 +141,31 @@ class _Ibstat:
 
     def __init__(self) -> None:
         self.device: str | None = None
+        self.type = ""
         self.port: dict[str, Any] = {}
 
     def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         found = re.match(r"\s*(?:CA '([\w.-]+)'|hca_id:\s*([\w.-]+))\s*$", text)
         if found:
-            self.device, self.port = found.group(1) or found.group(2), {}
+            self.device, self.type, self.port = found.group(1) or found.group(2), "", {}
             return []
         if self.device is None:
             return []
         found = re.match(
-            r"\s*(State|state|Physical state|Rate|Link layer|link_layer):\s*(\S+)", text
+            r"\s*(CA type|State|state|Physical state|Rate|Link layer|link_layer):\s*(\S+)", text
         )
         if not found:
             return []
         name = {"Physical state": "physical", "Link layer": "layer", "link_layer": "layer"}
+        if found.group(1) == "CA type":
+            self.type = found.group(2)
+            return []
         key = name.get(found.group(1), found.group(1).lower())
         value = found.group(2).removeprefix("PORT_").capitalize()
         self.port[key] = _value("rate", value) if key == "rate" else value
         if key != "layer":
             return []
-        out = {"device": self.device, **self.port, "layer": found.group(2)}
+        out = {"device": self.device, "type": self.type, **self.port, "layer": found.group(2)}
         self.port = {}
         return [("ib.port", out)]
 
