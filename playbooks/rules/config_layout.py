@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from playbooks.policy import Policy
 
 _SHAPE = re.compile(
-    r"shape|size|divisible|multiple of|dimension|mat1 and mat2|sections|view|reshape|split|chunk",
+    r"^(?:torch\.\w*\.?)?(?:RuntimeError|ValueError|AssertionError)\b.*?(?:\bshapes?\b|input of size|"
+    r"size mismatch|sizes of tensors|divisible|multiple of|mat1 and mat2|split_size|\bchunks?\b|"
+    r"must match the size)",
     re.IGNORECASE,
 )
 

@@ -456,6 +456,13 @@ def test_the_programs_own_error_is_not_explained_by_what_stands_beside_it(
     assert cause(ask(tmp_path, a_log=text)) == "crash.user-exception"
 
 
+def test_an_error_about_something_else_is_no_layout_although_sizes_do_not_divide(
+    tmp_path: Path,
+) -> None:
+    text = "n_heads=20 tp=8\n" + TRACE + "KeyError: 'vocab_size'\n"
+    assert cause(ask(tmp_path, a_log=text)) == "crash.user-exception"
+
+
 def test_slower_nics_of_another_model_are_no_fault(tmp_path: Path) -> None:
     port = (
         "CA '{d}'\n\tCA type: {t}\n\tPort 1:\n\t\tState: Active\n\t\tRate: {r}\n"
