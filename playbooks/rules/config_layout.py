@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playbooks.policy import Policy
 
 _SHAPE = re.compile(
-    r"^(?:torch\.\w*\.?)?(?:RuntimeError|ValueError|AssertionError)\b.*?(?:\bshapes?\b|input of size|"
+    r"^(?:RuntimeError|ValueError|AssertionError)\b.*?(?:\bshapes?\b|input of size|"
     r"size mismatch|sizes of tensors|divisible|multiple of|mat1 and mat2|split_size|\bchunks?\b|"
     r"must match the size)",
     re.IGNORECASE,
@@ -181,7 +181,7 @@ def _fewer(evidence: Evidence) -> list[Finding]:
             tasks = (nodes[0] * each[0] * (torchrun[0] if torchrun else 1), each[1])
     if tasks is None or tasks[0] == world or tasks[0] <= 1:
         return []
-    if joined is not None and joined > tasks[0]:
+    if joined is not None and joined != tasks[0]:
         return []
     if joined is None and len(announced) != tasks[0]:
         return []
