@@ -37,7 +37,8 @@ _PLACES = (
     ("data", r"data|loader|token|encod|index|passage|shard|corpus|fetch|collate"),
 )
 _DATA = re.compile(
-    r"data|token|encod|index|passage|shard|corpus|file|preprocess|download|sample|example|\bmap\b", re.IGNORECASE
+    r"data|token|encod|index|passage|shard|corpus|file|preprocess|download|sample|example|\bmap\b",
+    re.IGNORECASE,
 )
 
 

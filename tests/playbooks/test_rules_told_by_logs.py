@@ -315,3 +315,25 @@ def test_a_world_of_which_ranks_are_missing_or_differ_is_no_transport(tmp_path: 
     assert _report(tmp_path, job__log=text).verdict is None
     text += _timeout(3, "10:07:10", size=8)
     assert _cause(_report(tmp_path, job__log=text)) != "hang.transport"
+
+
+def test_a_job_cancelled_for_its_node_is_a_lost_node_and_not_a_cancel(tmp_path: Path) -> None:
+    text = _cancelled("10:05:05").replace("TIME LIMIT", "NODE FAILURE, SEE LOG FOR DETAILS")
+    assert _cause(_report(tmp_path, slurm__out=text)) == "crash.node-lost"
+
+
+def test_a_killed_data_worker_alone_does_not_say_why(tmp_path: Path) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 7, in main',
+        "RuntimeError: DataLoader worker (pid 777) is killed by signal: Killed. ",
+    )
+    text = _steps(1, 6) + "".join(f"[rank1]: {line}\n" for line in lines)
+    assert _report(tmp_path, job__log=text).verdict is None
+    kernel = (
+        "[Wed Apr  2 10:00:50 2025] Memory cgroup out of memory: Killed process 777 (python) "
+        "total-vm:9kB, anon-rss:9kB, file-rss:0kB\n"
+    )
+    report = _report(tmp_path, job__log=text, kern__log=kernel)
+    assert report.verdict is not None
+    assert (report.verdict.cause, report.verdict.ranks) == ("oom.host", (1,))
