@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from playbooks import logs
 from playbooks.finding import Abstention
 from playbooks.report.model import Health
 from playbooks.words import count, ranks_words, seconds
@@ -96,15 +95,41 @@ def _healthy_loose(evidence: Evidence) -> str | None:
                 f"Nothing is pending: all {count(len(ledger), 'operation')} that "
                 f"{count(len(ranks), 'rank')} recorded are complete and agree."
             )
-    done = logs.events(evidence.collected, "train.done")
-    trouble = [k for k in _kinds(evidence) if k.startswith(_TROUBLE)]
-    if done and not failed and not trouble:
-        return "The log says that training finished, and no line in it reports a failure."
+    well = _ended_well(evidence)
+    if well is not None and not failed:
+        return well
     if evidence.collected.plan is not None and evidence.collected.topologies:
         return "The plan's groups fit the links of the topology that was given."
     return None
 
 
+def _ended_well(evidence: Evidence) -> str | None:
+    """A record of a good end, and no trouble after which the job did not go on."""
+    story = evidence.story
+    done = [row for row, _ in story.of("train.done")]
+    codes = [fields.get("exit_code") for _row, fields in story.of("job.exit")]
+    states = [fields.get("state") for _row, fields in story.of("slurm.state")]
+    if any(c for c in codes) or any(s != "COMPLETED" for s in states):
+        return None
+    if not (done or codes or states):
+        return None
+    if not (done or story.steps or story.of("train.step")):
+        return None
+    last: dict[str, int] = {}
+    for place, row in enumerate(story.rows):
+        if row["kind"] in ("train.step", "train.done"):
+            last[row["source"]] = place
+    for place, row in enumerate(story.rows):
+        if row["kind"].startswith(_TROUBLE) and place > last.get(row["source"], -1):
+            return None
+        if row["kind"] in _FATAL:
+            return None
+    if done and not codes and not states:
+        return "The log says that training finished, and no line in it reports a failure."
+    return "The job's steps went on to its end, and its launcher or scheduler recorded success."
+
+
+_FATAL = ("nccl.timeout", "nccl.watchdog-terminated", "elastic.failure", "elastic.worker-exit")
 _TROUBLE = ("python.exception", "oom.", "nccl.timeout", "gloo.", "elastic.failure", "kernel.")
 
 
@@ -129,6 +154,12 @@ def _abstention(evidence: Evidence) -> Abstention:
             f"{ranks_words(waits.inside, capital=True)} wait in a collective; nothing was given of "
             f"{ranks_words(evidence.missing)}, where a death, a stall or a mismatch would show.",
             (f"logs or Flight Recorder dumps of {ranks_words(evidence.missing)}",),
+        )
+    if evidence.missing and len(evidence.ledger):
+        return Abstention(
+            f"Nothing is pending in the dumps that were given, but {ranks_words(evidence.missing)} "
+            "left none: dead, stuck, or not collected.",
+            (f"the dump, log or exit code of {ranks_words(evidence.missing)}",),
         )
     if evidence.ends and any(e.signal or e.exit_code for e in evidence.ends):
         first = next(e for e in evidence.ends if e.signal or e.exit_code)

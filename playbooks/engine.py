@@ -17,13 +17,22 @@ from playbooks.report.model import Coverage, Report
 from playbooks.rules import (
     data,
     death,
+    device,
+    ended,
     exceptions,
+    gil,
+    group_order,
+    host_memory,
+    late,
     link,
     memory,
     mismatch,
+    named,
     stall,
     straggler,
+    swallowed,
     transport,
+    uneven,
 )
 
 if TYPE_CHECKING:
@@ -34,14 +43,23 @@ if TYPE_CHECKING:
 
 RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     mismatch.rule,
+    group_order.rule,
     exceptions.rule,
     memory.rule,
     death.rule,
+    host_memory.rule,
     stall.rule,
+    device.rule,
+    ended.rule,
+    gil.rule,
+    late.rule,
+    swallowed.rule,
+    uneven.rule,
     transport.rule,
     straggler.rule,
     data.rule,
     link.rule,
+    named.rule,
 )
 
 

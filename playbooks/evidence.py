@@ -16,6 +16,9 @@ from playbooks import knowledge, logs
 from playbooks.facts import End, Group, Raised, Stack
 from playbooks.finding import Item
 from playbooks.ledger import Ledger
+from playbooks.lines import Lines
+from playbooks.nccl import Nccl
+from playbooks.story import Story
 from playbooks.timeline import OpenPhase, Timeline
 from playbooks.waiting import WaitGraph, wait_graph
 
@@ -69,6 +72,21 @@ class Evidence:
         if self.hang is not None:
             return self.resumed_ns is None
         return self.loose and bool(self.ledger.unfinished(None).any())
+
+    @cached_property
+    def story(self) -> Story:
+        """What the log lines tell over time."""
+        return Story(self)
+
+    @cached_property
+    def lines(self) -> Lines:
+        """Recognised log lines by kind."""
+        return Lines(self.collected)
+
+    @cached_property
+    def nccl(self) -> Nccl:
+        """What NCCL's logs say of processes, networks and channels."""
+        return Nccl(self.lines)
 
     @property
     def loose(self) -> bool:

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 _POLLED = ("hang.rank-died", "crash.native-fault", "oom.host")
 """Causes whose time is that of a process end, which is seen late."""
 _PRECEDENCE = (
+    ("hang.device-error", "crash.node-lost"),
+    ("hang.exception-swallowed", "hang.uneven-inputs", "hang.gil-held"),
     ("hang.collective-mismatch", "hang.collective-extra"),
     ("crash.", "oom.", "config."),
     ("hang.rank-died",),
-    ("hang.rank-stalled", "hang.slow-not-dead"),
+    ("hang.slow-not-dead",),
+    ("hang.rank-stalled",),
     ("hang.",),
     ("slow.",),
     ("link.", "numeric."),
@@ -35,6 +38,10 @@ _PRECEDENCE = (
 aborts and garbage that follow from it, and what came before it has an earlier time."""
 _ENDING = ("crash.", "oom.", "hang.rank-died")
 """Causes that end an attempt."""
+_BEGIN_OF_WAIT = ("hang.rank-stalled", "hang.slow-not-dead", "hang.transport", "hang.gil-held")
+"""Causes whose time is when others began to wait, which may be before what stopped the rank."""
+_NAMED = ("config.", "link.", "numeric.", "slow.gpu-throttled")
+"""Causes that an artifact names, and that look like another one from the ranks' side."""
 _WORD = {"certain": 0, "likely": 1, "possible": 2}
 
 
@@ -48,6 +55,8 @@ def _rank(finding: Finding) -> int:
 def _precedes(one: Finding, other: Finding, policy: Policy) -> bool:
     """Whether `one` clearly set in before `other`."""
     if one.at_ns is None or other.at_ns is None:
+        return False
+    if one.cause in _BEGIN_OF_WAIT and _rank(other) <= _rank(one):
         return False
     polled = one.cause in _POLLED or other.cause in _POLLED
     return one.at_ns + (policy.together_ns if polled else 0) < other.at_ns
@@ -66,6 +75,7 @@ def _order(finding: Finding) -> tuple[int, int, int, str, tuple[int, ...]]:
 def choose(roots: Sequence[Finding], policy: Policy) -> Finding | None:
     """The root that explains the rest; None without roots."""
     surer = [r for r in roots if r.confidence != "possible"] or list(roots)
+    surer = [r for r in surer if not any(_narrower(o, r, policy) for o in surer)] or surer
     # A job that stands still or broke off has no slow root: it would be the state before.
     broken = [r for r in surer if not r.cause.startswith(("slow.", "link."))]
     pool = broken or surer
@@ -79,6 +89,12 @@ def _overcome(finding: Finding, evidence: Evidence) -> Finding:
     if not finding.cause.startswith(_ENDING) or failed or not evidence.finished_well:
         return finding
     return finding.but(role="context", caused_by=None)
+
+
+def _narrower(one: Finding, other: Finding, policy: Policy) -> bool:
+    """Whether `one` says by a fact that what looks like `other` is itself."""
+    named = one.cause.startswith(_NAMED) and other.cause in {c for c, _ in one.excluded}
+    return named and not _precedes(other, one, policy)
 
 
 def join(

@@ -26,6 +26,16 @@ FREE_SIZES = ("all_to_all", "alltoall", "gather", "scatter", "coalesced", "unkno
 """Operations whose sizes may legally differ between members: only the operation is compared."""
 ROOTED = ("broadcast", "reduce")
 """Operations whose bytes differ between root and others: shapes are compared, bytes are not."""
+TOGETHER = (
+    "all_reduce",
+    "barrier",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+)
+"""Operations that no member can leave before all have come."""
 _FAR = np.iinfo(np.int64).max
 
 
@@ -111,9 +121,32 @@ class Ledger:
         over = [i for i, s in enumerate(states) if s in ("completed", "failed")]
         self.failed = np.isin(state, [i for i, s in enumerate(states) if s == "failed"])
         self.pending = ~np.isin(state, over) & ~((state < 0) & (self.end >= 0))
+        self.pending &= ~self._done_elsewhere(np.isin(state, over) & ~self.failed)
 
     def __len__(self) -> int:
         return int(self.rank.size)
+
+    def _done_elsewhere(self, done: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Rows that only look pending: all other members of the group have completed the operation.
+
+        Such an operation cannot end without this rank's part; its own record came too late (gloo
+        marks an operation as retired some time after its end). Only where all members were seen.
+        """
+        out = np.zeros(self.rank.size, bool)
+        waiting = self.pending & ~self.p2p & (self.group >= 0) & (self.seq >= 0)
+        if not waiting.any() or not done.any():
+            return out
+        together = np.array([op in TOGETHER for op in self.ops] or [False])
+        for group in np.unique(self.group[waiting]):
+            mine = np.flatnonzero((self.group == group) & ~self.p2p)
+            members = np.unique(self.rank[mine]).size
+            for row in mine[waiting[mine]]:
+                same = mine[self.seq[mine] == self.seq[row]]
+                others = same[self.rank[same] != self.rank[row]]
+                full = np.unique(self.rank[same]).size == members > 1
+                if full and together[self.op[row]] and bool(done[others].all()):
+                    out[row] = True
+        return out
 
     def unfinished(self, at_ns: int | None) -> npt.NDArray[np.bool_]:
         """What had been issued and not completed: at `at_ns`, or (None) at the end of the records.

@@ -35,6 +35,14 @@ def events(collected: Collected, *kinds: str) -> list[tuple[dict[str, Any], dict
 MEMORY_KILLS = ("kernel.oom-kill", "kernel.oom-killed", "slurm.oom")
 """Lines that say that memory ran out on the host; `pid` names the process where they have it."""
 _EXITS = ("elastic.worker-exit", "elastic.failure", "slurm.task-exit", "mpi.exit", "deepspeed.exit")
+_FAULTS = {
+    "Illegal instruction": 4,
+    "Bus error": 7,
+    "Floating": 8,
+    "Segmentation fault": 11,
+    "Segfault": 11,
+}
+"""What a process prints of its own fault -> signal; SIGABRT has a reason elsewhere."""
 _FRAME = re.compile(r"^(.*) \((.*):(\d+)\)$")
 
 
@@ -50,7 +58,7 @@ def _whole(value: object) -> int | None:
 def ends(collected: Collected) -> list[End]:
     """Exits that a launcher or scheduler printed: the earliest line of each rank."""
     out: dict[int, End] = {}
-    for row, fields in events(collected, *_EXITS):
+    for row, fields in events(collected, *_EXITS, "process.fault"):
         rank = row["rank"] if row["rank"] is not None else _whole(fields.get("rank"))
         if rank is None:
             continue
@@ -58,6 +66,11 @@ def ends(collected: Collected) -> list[End]:
         if known is not None and (row["time_ns"] is None or (known.at_ns or 0) <= row["time_ns"]):
             continue
         signal = _whole(fields.get("signal"))
+        if row["kind"] == "process.fault":
+            said = str(fields.get("message") or "")
+            signal = signal or next((n for w, n in _FAULTS.items() if w in said), None)
+            if signal not in _FAULTS.values():
+                continue
         code = _whole(fields.get("exit_code"))
         if signal is None and code is not None and 128 < code < 160:
             signal, code = code - 128, None

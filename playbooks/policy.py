@@ -91,6 +91,30 @@ class Policy:
     host_full_before_ns: int = 30 * SECOND
     """How long before a SIGKILL a host sample still counts as "just before"."""
 
+    foreign_share: float = 0.2
+    """Share of a device that other processes must hold to be the reason. Lower blames contexts."""
+
+    growth_points: int = 8
+    """Fewest measured steps in which memory must rise to be called growing; fewer takes the first
+    steps' warm-up for it."""
+
+    growth_share: float = 0.2
+    """Growth over those steps, of the first value. Lower blames noise."""
+
+    logits_rounding: float = 0.005
+    """How far a printed request may be from the logits' size: messages round to two decimals."""
+
+    states_share: float = 0.5
+    """Share of the device that the process's tensors must hold to blame model states."""
+
+    caught_before_ns: int = 120 * SECOND
+    """How long before the others began to wait a caught error can be the reason. Larger takes an
+    old, harmless one for it."""
+
+    count_silence: float = 4.0
+    """A counter is at work while its last line is younger than this many of its usual intervals.
+    Larger calls a rank slow that had stopped."""
+
     skew_samples: int = 5
     """Most examples of late arrivals that the metrics list."""
 
@@ -100,3 +124,62 @@ class Policy:
     equal_gpus: int = 3
     """Fewest GPUs that count as equals when one has fewer NVLinks than they. Lower takes a bridged
     pair for the norm of a node, and every other GPU for a fault."""
+
+    shm_small: int = 1 << 30
+    """A /dev/shm smaller than this is what containers give by default. Larger calls more file
+    systems too small, where NCCL or workers were refused."""
+
+    shm_full: float = 0.9
+    """Share of /dev/shm in use from which it counts as full."""
+
+    memlock_small: int = 1 << 30
+    """A limit of locked memory below this refuses verbs buffers of NCCL."""
+
+    gpu_busy: float = 50.0
+    """Utilisation in percent from which a reading of a GPU was taken under load."""
+
+    gpu_loaded: float = 0.5
+    """Share of its power limit from which a GPU was under load. Lower reads idle states as
+    faults."""
+
+    throttled_clock: float = 0.9
+    """Share of the usual clock below which a GPU with a throttle reason is slower than its peers.
+    Higher blames GPUs for the spread that all have."""
+
+    power_at_limit: float = 0.9
+    """Share of its power limit from which a software power cap is normal under load."""
+
+    pause_share: float = 0.1
+    """Share of the time that regular pauses have to take to be a finding."""
+
+    recompiles: int = 3
+    """Fewest recompiles that can be a finding. Lower counts warm-up."""
+
+    recompile_peak: float = 3.0
+    """A step of this multiple of the usual one is a peak."""
+
+    diverged_share: float = 0.15
+    """Rise of the loss over its lowest level, as a share of it, from which it left its trend."""
+
+    diverged_points: int = 5
+    """Reports that the rise must last. Fewer calls spikes that recover a divergence."""
+
+    overflows: int = 6
+    """Overflows in a row, down to the floor, that are a collapse. Fewer calls the search for the
+    first scale one."""
+
+    scale_floor: float = 1.0
+    """Loss scale at or below which no lower one helps."""
+
+    collapsed_share: float = 0.8
+    """Largest expert's share of the tokens from which a router has collapsed."""
+
+    balance_weight: float = 1e-3
+    """Weight of a balancing loss from which it counts as configured."""
+
+    short_kernel: float = 0.5
+    """A rank came last when its communication kernel takes at most this share of the median one.
+    Higher blames the ordinary spread of arrivals."""
+
+    gpu_idle: float = 10.0
+    """Utilisation in percent below which a reading of a GPU says nothing of its clock."""

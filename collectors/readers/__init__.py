@@ -22,7 +22,7 @@ def read_paths(paths: Sequence[str], stdin: bytes | None = None) -> Collected:
     from collectors.readers import combine, files
 
     found = files.find(paths, stdin)
-    readings = [*found.refused, *(read_artifact(a) for a in found.artifacts)]
+    readings = [*found.refused, *(r for a in found.artifacts for r in read_all(a))]
     settle_all(readings)
     loose = merge(readings)
     if not found.runs:
@@ -30,6 +30,17 @@ def read_paths(paths: Sequence[str], stdin: bytes | None = None) -> Collected:
     from collectors import store
 
     return combine.join([*(store.read_run(run) for run in found.runs), loose])
+
+
+def read_all(artifact: Artifact) -> list[Reading]:
+    """All readings of one file: notes that show a matrix hold other lines as well."""
+    from collectors.readers import log, topo_matrix
+
+    first = read_artifact(artifact)
+    if first.source.kind != topo_matrix.KIND:
+        return [first]
+    rest = log.read(artifact)
+    return [first, rest] if rest.source.kind == log.KIND else [first]
 
 
 def read_artifact(artifact: Artifact) -> Reading:

@@ -40,23 +40,41 @@ In: any text. Out: log_events rows (fields as JSON; a number the line lacks is a
 | kernel.hung-task, .segfault, .link-down, .cable, .file-system, .io-timeout | task, pid; device |
 | train.step | step, steps, loss, grad_norm, loss_scale, learning_rate, tokens_per_s, |
 |   | samples_per_s, step_time (s), data_time (s), mfu, skipped, nan_iterations |
+| train.epoch-end, .validation | epoch, batches; |
+| train.size | parameters, vocab, sequence, micro_batch: said in prose |
+| train.caught | message, oom: an error that the program caught and went on from |
+| rank.progress, .waiting, .pid | done, total, what; what; rank, local_rank, pid |
+| deepspeed.spawned, .world | pid, local_rank; hosts {host: processes} |
+| job.exit, slurm.state | exit_code, what; job, state, exit_code, signal |
 | train.overflow, .world, .done | scale, reduced; rank, world_size |
+
+| nccl-info.version, .env, .bootstrap, .socket, .ib, .net, .gdr, .channel, .comm, ... | INFO |
+| nccl.completion-error, .verbs-failed, .connect-failed, .shm-failed, ... | failures |
+| node, table and trainer kinds | see node_lines, node_tables, trainer_lines |
 
 Lines with a `[PG ...]` tag also carry pg_id, pg (its c10d name) and pg_description.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collectors.collected import Reading, Source
 from collectors.readers.logs import (
     c10d_lines,
+    config_lines,
     kernel_lines,
     launcher_lines,
     memory_lines,
+    nccl_failures,
+    nccl_lines,
+    node_lines,
+    node_tables,
     progress_lines,
+    size_lines,
+    story_lines,
     times,
+    trainer_lines,
 )
 from collectors.readers.logs.blocks import Summary, Tracebacks
 from collectors.readers.logs.prefix import Stripper
@@ -73,12 +91,19 @@ RULES = (
     *launcher_lines.RULES,
     *kernel_lines.RULES,
     *progress_lines.RULES,
+    *story_lines.RULES,
+    *nccl_failures.RULES,
+    *node_lines.RULES,
+    *trainer_lines.RULES,
 )
 _BINARY = 0.05
 """A head with more control bytes than this is no text."""
 _TEXT = 4096
 """Characters of a line that patterns see; they cost up to the square of it, and no known line is
 longer."""
+_HOSTED = ("nccl.", "nccl-info.", "ib.", "gpu.")
+"""Families whose `host` field is the host of the line itself."""
+_MAY_BE_CAUGHT = {"oom.cuda", "oom.cpu", "oom.library"}
 _QUIET = {"nccl.error", "train.world"}
 """Kinds that other rules of the same line say better."""
 
@@ -102,6 +127,9 @@ class _Scanner:
         self.stripper = Stripper()
         self.tracebacks = Tracebacks()
         self.summary = Summary()
+        self.nccl = nccl_lines.Info()
+        self.tables = node_tables.Tables()
+        self.values = config_lines.Values()
 
     def feed(self, number: int, raw: str) -> None:
         """One line of the file."""
@@ -126,6 +154,15 @@ class _Scanner:
 
     def _rules(self, line: Line, ends_traceback: bool) -> None:
         text = line.text
+        if "NCCL " in text:
+            for kind, told in self.nccl.events(text):
+                self._event(line, kind, told)
+            if nccl_lines.only_info(text) and "NCCL version" not in text:
+                return
+        for kind, told in self.tables.feed(text):
+            self._event(line, kind, told)
+        for told in self.values.feed(text):
+            self._event(line, "config.value", told)
         kinds: set[str] = set()
         for one in [r for r in RULES if r.needle in text]:
             if one.kind in kinds or (kinds and one.kind in _QUIET):
@@ -139,11 +176,37 @@ class _Scanner:
             if one.kind.startswith("oom."):
                 fields["in_traceback"] = ends_traceback
             self._world(one.kind, fields.get("world_size"))
-            self.reading.add_event(Event(line, one.kind, fields))
+            self._event(line, one.kind, fields)
+        self._own_words(line, kinds, ends_traceback)
+
+    def _own_words(self, line: Line, kinds: set[str], ends_traceback: bool) -> None:
+        """Progress and whatever else a program says in words that no rule knows."""
         if not kinds or kinds == {"train.world"}:
             progress = progress_lines.step(line.text)
             if progress is not None:
                 self.reading.add_event(Event(line, "train.step", progress))
+            elif not kinds and not ends_traceback:
+                self._story(line)
+                self._sizes(line)
+        elif kinds <= _MAY_BE_CAUGHT and not ends_traceback:
+            self._story(line, only="train.caught")
+
+    def _story(self, line: Line, only: str | None = None) -> None:
+        """What a program says in its own words, of the rank that it names."""
+        told = story_lines.read(line.text)
+        if told is not None and only in (None, told[0]):
+            self.reading.add_event(Event(line, *told, rank=self.stripper.named(line)))
+
+    def _sizes(self, line: Line) -> None:
+        sizes = size_lines.read(line.text)
+        if sizes is not None:
+            self.reading.add_event(Event(line, "train.size", sizes))
+
+    def _event(self, line: Line, kind: str, fields: dict[str, Any]) -> None:
+        if kind.startswith("nccl"):
+            nccl_lines.typed(line.text, fields)
+        host = fields.get("host") if kind.startswith(_HOSTED) else None
+        self.reading.add_event(Event(line, kind, fields, host=host))
 
     def _world(self, kind: str, size: object) -> None:
         if kind == "train.world" and isinstance(size, int) and 0 < size < 2**24:

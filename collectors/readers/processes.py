@@ -51,3 +51,18 @@ def settle(readings: Sequence[Reading]) -> None:
                 _join(fitting, row)
         if "ranks" in reading.rows:
             reading.rows["ranks"] = kept
+    _stacks(readings, rows)
+
+
+def _stacks(readings: Sequence[Reading], rows: dict[int, list[dict[str, Any]]]) -> None:
+    """Ranks of stack dumps that name only a pid, and of which one rank has that pid."""
+    owners: dict[int, set[int]] = {}
+    for rank, some in rows.items():
+        for row in some:
+            if row.get("pid") is not None:
+                owners.setdefault(row["pid"], set()).add(rank)
+    for reading in readings:
+        for row in reading.rows.get("stacks", []):
+            found = owners.get(row.get("pid") or -1, set())
+            if row.get("rank") is None and len(found) == 1:
+                row["rank"] = next(iter(found))

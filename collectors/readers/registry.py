@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from collectors.readers import error_file, flight_recorder, log, plan_file, topo_matrix
+from collectors.readers import (
+    error_file,
+    flight_recorder,
+    kineto,
+    log,
+    plan_file,
+    stack_dump,
+    topo_matrix,
+)
 
 if TYPE_CHECKING:
     from collectors.readers.artifact import Reader
 
 READERS: tuple[Reader, ...] = (
     error_file,
+    kineto,
     flight_recorder,
     plan_file,
     topo_matrix,
+    stack_dump,
     log,
 )

@@ -13,6 +13,7 @@ import numpy as np
 
 from playbooks import logs
 from playbooks.finding import Finding, Item
+from playbooks.rules import host_memory
 from playbooks.rules.common import (
     SIGABRT,
     SIGINT,
@@ -212,9 +213,9 @@ def _memory_record(
 ) -> tuple[str, bool, list[Item]] | None:
     """(sentence, certain, items) when something on record says memory, else None."""
     pids = {evidence.rank_rows[e.rank]["pid"] for e in dead if e.rank in evidence.rank_rows}
-    for row, fields in logs.events(evidence.collected, *logs.MEMORY_KILLS):
+    for row, fields in host_memory.records(evidence):
         if fields.get("pid") is None or not pids or fields["pid"] in pids:
-            return "the kernel's log says that memory ran out", True, [logs.item(row)]
+            return "a record says that memory ran out", True, [logs.item(row)]
     facts = _memory_facts(evidence, dead[0].host, dead[0].at_ns, policy)
     if facts is None or not facts[0]:
         return None

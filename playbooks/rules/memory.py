@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from playbooks.finding import Finding, Item
+from playbooks.rules import memory_causes, memory_library
 from playbooks.rules.common import frames, is_after_the_fact, own_frame, where_was
 from playbooks.words import ranks_words, size
 
@@ -80,7 +81,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         if r.kind.name == "memory" and not is_after_the_fact(evidence, policy, r.at_ns)
     ]
     if not found:
-        return []
+        return memory_library.library(evidence, policy)
     first = found[0]
     alike = [
         r
@@ -138,11 +139,16 @@ def _decide(evidence: Evidence, policy: Policy, first: Raised, ranks: tuple[int,
         )
     if message.host or not message.request or message.free is None:
         return _undecided(base, f"{asked} of memory; the message does not say what filled it.")
-    return _device(base, policy, message, first, asked)
+    return _device(evidence, base, policy, message, first, asked)
 
 
-def _device(base: Finding, policy: Policy, message: Message, first: Raised, asked: str) -> Finding:
-    """What the sum of a device's message decides."""
+def _device(
+    evidence: Evidence, base: Finding, policy: Policy, message: Message, first: Raised, asked: str
+) -> Finding:
+    """What the sum of a device's message decides, and else its frames, pids and history."""
+    narrow = memory_causes.decide(evidence, policy, base, message, first, asked)
+    if narrow is not None:
+        return narrow
     request, free, idle = message.request or 0, message.free or 0, message.idle
     if idle is not None and idle >= request > free:
         return base.but(
@@ -159,6 +165,9 @@ def _device(base: Finding, policy: Policy, message: Message, first: Raised, aske
             summary=f"{asked} and was refused although {size(free)} were free.",
             formula=f"free {size(free)} >= request {size(request)}",
         )
+    filled = memory_causes.decide_full(evidence, policy, base, message, first, asked)
+    if filled is not None:
+        return filled
     own, total = message.allocated, message.total
     names = {name for _file, _line, name in frames(first.traceback)}
     if own and total and own > total / 2 and names & {"forward", "backward"}:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from playbooks import logs
 from playbooks.finding import Finding, Item
+from playbooks.rules.common import SIGABRT, SIGTERM
 from playbooks.words import ranks_words
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """All in, none out, signatures equal, nobody dead."""
+    logged = _logged(evidence, policy)
+    if logged:
+        return logged
     if not evidence.stopped or evidence.gone or evidence.ledger.differing.size:
         return []
     if evidence.waits.ends():
@@ -57,3 +62,34 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
             )
         ]
     return []
+
+
+def _logged(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Watchdog lines of every rank of the world, all about the same operation."""
+    story = evidence.story
+    told = list(story.timeouts.values())
+    world = evidence.world_size or 0
+    if world < 2 or len(evidence.ledger) or set(story.timeouts) != set(range(world)):
+        return []
+    if len({(t.group, t.seq, t.op, t.size) for t in told}) != 1:
+        return []
+    if any(r.kind.cause is not None for r in evidence.raised):
+        return []
+    if any(e.signal not in (None, SIGABRT, SIGTERM) for e in evidence.ends):
+        return []
+    first = told[0]
+    return [
+        Finding(
+            "hang.transport",
+            "root",
+            "possible",
+            f"All {world} ranks timed out in {first.op} #{first.seq} with equal arguments; no "
+            "component is named.",
+            evidence=tuple(logs.item(t.row) for t in told[: policy.evidence_most]),
+            excluded=(
+                ("hang.rank-stalled", "no rank is missing from the operation"),
+                ("hang.collective-mismatch", "the signatures agree"),
+            ),
+            at_ns=story.since_ns,
+        )
+    ]

@@ -17,7 +17,7 @@ _WORK = re.compile(
     r"(?:, NumelIn=(?P<i_numel_in>\d+), NumelOut=(?P<i_numel_out>\d+))?"
     r", Timeout\(ms\)=(?P<i_timeout_ms>\d+)\)(?: ran for (?P<i_ran_ms>\d+) milliseconds)?"
 )
-_LAST = re.compile(r"last (enqueued|started|completed)(?: NCCL)? work: (-?\d{1,20})")
+_LAST = re.compile(r"[Ll]ast (enqueued|started|completed)(?: NCCL)? work: (-?\d{1,20})")
 _PRINT = re.compile(
     r"Rank (\d{1,7}) is running collective: CollectiveFingerPrint\((SequenceNumber=.*?"
     r"TensorDeviceTypes=TensorOptions\(.*?\)|.*?)\)(?=,? but|\.|$|\. ?Collectives)"

@@ -148,7 +148,7 @@ RULES = (
         "slurm.cancelled",
         "CANCELLED AT",
         r"\*\*\* (?P<what>JOB|STEP) (?P<step>\S+) ON (?P<host>\S+) CANCELLED AT "
-        r"(?P<at>[\dT:\-]+)(?: DUE TO (?P<reason>[A-Z _]+?))? \*\*\*",
+        r"(?P<at>[\dT:\-]+)(?: DUE TO (?P<reason>[A-Z _]+?)(?:,[^*]*)?)? \*\*\*",
     ),
     rule("slurm.node-failure", "Node failure", r"Node failure on (?P<host>[\w.-]+)"),
     rule("k8s.terminated", "OOMKilled", r"(?P<reason>OOMKilled)"),

@@ -39,9 +39,15 @@ _LEVEL = re.compile(
 )
 _NUMBER = re.compile(r"\[\d{1,8}\] ")
 _PROGRAM = re.compile(r"\[[A-Za-z_][\w.]*\] (?=\d{4}-)")
+_BASIC = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL):[A-Za-z_][\w.]*:")
+_PLACE = re.compile(r"[\w./-]+\.py:\d+[:\]]? (?=\S)")
 _LOGGER = re.compile(r"torch\.distributed\.elastic\.[\w.]+: ")
 _SAID_RANK = re.compile(
     r"(?:^|\b)(?:global[_ ])?rank[ =:]+(\d{1,7})\b(?!\s*(?:of|/)?\s*\d*\s*failed)"
+)
+_NAMED = re.compile(r"(?<![\w-])(?:global[_ ])?rank[ =:]+(\d{1,7})\b", re.IGNORECASE)
+_OTHERS = re.compile(
+    r"\b(?:from|to|for|of|by|with|than|peer|after|behind) (?:global )?rank", re.IGNORECASE
 )
 _HOST = re.compile(r"([A-Za-z][A-Za-z0-9.-]*):(?: |$)")
 
@@ -101,6 +107,10 @@ def _level(line: Line, found: re.Match[str]) -> None:
     line.level = (found.group(1) or found.group(2))[0]
 
 
+def _basic(line: Line, found: re.Match[str]) -> None:
+    line.level = found.group(1)[0]
+
+
 def _nothing(line: Line, found: re.Match[str]) -> None:
     """A prefix that says nothing we keep."""
 
@@ -119,6 +129,8 @@ _PREFIXES: tuple[tuple[re.Pattern[str], Callable[[Line, re.Match[str]], None]], 
     (_GLOG_OLD, _glog_old),
     (_ACTOR, _nothing),
     (_LOGGER, _nothing),
+    (_BASIC, _basic),
+    (_PLACE, _nothing),
     (_UPTIME, _nothing),
     (_NUMBER, _nothing),
     (_PROGRAM, _program),
@@ -147,6 +159,15 @@ class Stripper:
             line.rank = int(said.group(1)) if said else None
         return line
 
+    def named(self, line: Line) -> int | None:
+        """The one rank that the words of a line speak of, when nothing before them tells it."""
+        if line.rank is not None or line.local_rank is not None or line.task is not None:
+            return None
+        found = _NAMED.findall(line.text)
+        if len(set(found)) != 1 or _OTHERS.search(line.text):
+            return None
+        return int(found[0])
+
     def _once(self, line: Line, text: str, turn: int) -> str | None:
         """`text` without one more prefix; None when it has none."""
         if not text or text[0] == " ":
@@ -167,7 +188,9 @@ class Stripper:
         if not found:
             return None
         _task(line, found)
-        return text[found.end() :]
+        rest = text[found.end() :]
+        # More than one space before a time in brackets is the trainer's, not an indentation.
+        return rest.lstrip(" ") if rest.lstrip(" ").startswith("[") else rest
 
     def _after_time(self, line: Line, text: str) -> str:
         """Syslog has host and program behind the time."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from collectors.readers.logs.rule import number, rule, whole
+from collectors.readers.logs.rule import number, rule, size, whole
 
 _N = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?:nan|inf(?:inity)?)\b))"
 _HINTS = ("step", "iter", "it ", "it=", "it:", "epoch", "upd", "batch", "it/s", "s/it")
@@ -53,6 +53,16 @@ _SECONDS = (
     (re.compile(rf"(?:^|[|,\s]){_N} s(?=\s*(?:$|\|))"), 1.0),
 )
 _RATE = re.compile(rf"{_N} ?it/s\b")
+_BYTES = r"(\d[\d.]*) ?([KMGT]i?)B?(?![\w/])"
+_MEMORY = {
+    "allocated": re.compile(
+        rf"\b(?:MemAllocated|mem_alloc\w*|alloc\w*)[\s:=]*{_BYTES}", re.IGNORECASE
+    ),
+    "peak": re.compile(rf"\b(?:max[_ ]?mem\w*|peak\w*(?: mem\w*)?)[\s:=]*{_BYTES}", re.IGNORECASE),
+    "reserved": re.compile(rf"\breserved[\s:=]*{_BYTES}", re.IGNORECASE),
+    "memory": re.compile(rf"\b(?:(?:gpu )?mem(?:ory)?)[\s:=]*{_BYTES}", re.IGNORECASE),
+}
+"""Sizes that carry their unit; what "memory" means is the program's secret, so it stands apart."""
 
 
 def _seconds(text: str) -> float | None:
@@ -64,6 +74,18 @@ def _seconds(text: str) -> float | None:
     found = _RATE.search(text)
     rate = number(found.group(1)) if found else None
     return 1 / rate if rate else None
+
+
+def _memory(text: str, low: str) -> dict[str, int]:
+    out: dict[str, int] = {}
+    if "mem" not in low and "alloc" not in low and "reserved" not in low and "peak" not in low:
+        return out
+    for name, pattern in _MEMORY.items():
+        hit = pattern.search(text)
+        value = size(f"{hit.group(1)} {hit.group(2)}B") if hit else None
+        if value is not None:
+            out[name] = value
+    return out
 
 
 def step(text: str) -> dict[str, Any] | None:
@@ -85,6 +107,7 @@ def step(text: str) -> dict[str, Any] | None:
     seconds = _seconds(text)
     if seconds is not None:
         out["step_time"] = seconds
+    out.update(_memory(text, low))
     return out if len(out) > 1 + ("steps" in out) else None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _UNITS = {"bytes": 1, "byte": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_UNITS |= {"b": 1, "kb": 1024, "mb": 2**20, "gb": 2**30}
+_UNITS |= {"b": 1, "kb": 1024, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 _SIZE = re.compile(r"([\d.]+)\s*([A-Za-z]+)")
 SIZE = r"[\d.]+ ?(?:bytes|[KMGT]i?B)"
 """A size as torch's allocator prints it."""

@@ -1,0 +1,235 @@
+"""Kineto traces (Chrome JSON of torch.profiler), one rank a file, read in a stream.
+
+In: the JSON object of any era (categories "Kernel", "kernel"; times in us, absolute or relative to
+baseTimeNanoseconds; process-group arguments or none). Out: rows of `steps`, of `phases` (data), and
+one log_events row of kind kineto.rank {rank, world, steps, step_us, data_us, compute_us, groups
+{process group|operation: [duration in us, ...]}}. Memory is bounded whatever the file's size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections import defaultdict
+from gzip import BadGzipFile
+from typing import TYPE_CHECKING, Any
+
+from collectors.collected import Reading, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from collectors.readers.artifact import Artifact
+
+KIND = "kineto"
+_HEAD = 16 << 20
+_CHUNK = 1 << 20
+_EVENT = 4 << 20
+"""A longer event ends the reading: no profiler writes one."""
+_KERNELS = 20_000
+"""Communication kernels whose durations are kept."""
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_NCCL = re.compile(r"nccl(?:Sym|Dev)?\w*?(?:Kernel)?_(?:Sym\w+?_)?(\w+?)(?:_|\(|$)", re.IGNORECASE)
+_STEP = re.compile(r"ProfilerStep#(\d{1,12})$")
+
+
+def sniff(head: bytes) -> bool:
+    """A JSON object with trace events, or with the metadata that precedes them."""
+    if not head.lstrip().startswith(b"{"):
+        return False
+    return b'"traceEvents"' in head or (b'"schemaVersion"' in head and b'"deviceProp' in head)
+
+
+class _Stream:
+    """The text of a trace: what precedes its events, then event after event."""
+
+    def __init__(self, artifact: Artifact, problems: list[str]) -> None:
+        self.problems = problems
+        self.stream = artifact.open()
+        self.buffer = ""
+        self.ended = False
+
+    def _more(self) -> bool:
+        try:
+            chunk = self.stream.read1(_CHUNK)
+        except (EOFError, zlib.error, BadGzipFile) as wrong:
+            self.problems.append(f"the compressed stream breaks off: {wrong}")
+            chunk = b""
+        self.ended = not chunk
+        self.buffer += chunk.decode("utf-8", "replace")
+        return not self.ended
+
+    def head(self) -> dict[str, Any]:
+        """Metadata; the buffer then begins inside the list of events."""
+        while True:
+            found = _EVENTS.search(self.buffer)
+            if found:
+                text = self.buffer[: found.start()].rstrip().rstrip(",") + "}"
+                self.buffer = self.buffer[found.end() :]
+                return _object(text)
+            if len(self.buffer) > _HEAD or not self._more():
+                self.problems.append("no list of events was found")
+                self.ended, self.buffer = True, ""
+                return {}
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events until the list ends, breaks off, or one is no JSON."""
+        decoder = json.JSONDecoder()
+        at = 0
+        while True:
+            while at < len(self.buffer) and self.buffer[at] in ", \t\r\n":
+                at += 1
+            if at < len(self.buffer) and self.buffer[at] == "]":
+                return
+            try:
+                event, at = decoder.raw_decode(self.buffer, at)
+            except (ValueError, RecursionError):
+                rest = self.buffer[at:]
+                if len(rest) > _EVENT or not self._more():
+                    self.problems.append("the events break off before their end")
+                    return
+                self.buffer, at = self.buffer[at:], 0
+                continue
+            if isinstance(event, dict):
+                yield event
+            if at > _CHUNK:
+                self.buffer, at = self.buffer[at:], 0
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class _Rank:
+    """What is kept of one rank."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, tuple[float, float]] = {}
+        self.data: list[tuple[float, float]] = []
+        self.groups: dict[str, list[float]] = defaultdict(list)
+        self.compute = 0.0
+        self.reach = float("-inf")
+        self.kept = 0
+
+    def feed(self, event: dict[str, Any]) -> None:
+        """One event."""
+        if event.get("ph") != "X":
+            return
+        start, length, name = event.get("ts"), event.get("dur"), event.get("name")
+        if not isinstance(name, str) or not isinstance(length, int | float):
+            return
+        start = _float(start)
+        if start is None:
+            return
+        category = str(event.get("cat", "")).lower()
+        if category == "kernel":
+            self._kernel(event, name, start, float(length))
+        elif category in ("user_annotation", "python_annotation", "operator", "cpu_op"):
+            self._annotation(name, start, float(length))
+
+    def _annotation(self, name: str, start: float, length: float) -> None:
+        step = _STEP.match(name)
+        if step and len(self.steps) < _KERNELS:
+            self.steps.setdefault(int(step.group(1)), (start, length))
+        elif "DataLoader" in name and "__next__" in name and len(self.data) < _KERNELS:
+            self.data.append((start, length))
+
+    def _kernel(self, event: dict[str, Any], name: str, start: float, length: float) -> None:
+        if not name.lower().startswith("nccl"):
+            end = start + length
+            self.compute += max(0.0, end - max(start, self.reach))
+            self.reach = max(self.reach, end)
+            return
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        found = _NCCL.match(name)
+        op = str(args.get("Collective name") or (found.group(1) if found else name))[:60]
+        group = str(args.get("Process Group Name", ""))[:60]
+        if self.kept < _KERNELS:
+            self.kept += 1
+            self.groups[f"{group}|{op}"].append(round(length, 3))
+
+
+def _float(value: object) -> float | None:
+    try:
+        return float(value) if isinstance(value, int | float | str) else None
+    except ValueError:
+        return None
+
+
+def read(artifact: Artifact) -> Reading:
+    """Steps, waits for data and communication kernels of one rank."""
+    problems: list[str] = []
+    stream = _Stream(artifact, problems)
+    with stream.stream:
+        head = stream.head()
+        rank = _Rank()
+        for event in stream.events():
+            rank.feed(event)
+    reading = Reading(Source(artifact.path, KIND, "all"))
+    info = head.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    number, world = info.get("rank"), info.get("world_size")
+    own = number if isinstance(number, int) and 0 <= number < 2**24 else _named(artifact.path)
+    if own is None:
+        problems.append("neither the trace nor its name says which rank it is")
+    if isinstance(world, int) and 0 < world < 2**24:
+        reading.world_size = world
+    _rows(reading, rank, own, head)
+    part = "part" if any("break" in p for p in problems) else "all"
+    reading.source = Source(artifact.path, KIND, part, tuple(problems))
+    return reading
+
+
+def _named(path: str) -> int | None:
+    found = re.search(r"rank[_.-]?(\d{1,7})", path.rsplit("/", 1)[-1])
+    return int(found.group(1)) if found else None
+
+
+def _rows(reading: Reading, rank: _Rank, own: int | None, head: dict[str, Any]) -> None:
+    base = head.get("baseTimeNanoseconds")
+    base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
+
+    def at(us: float) -> int:
+        return base + round(min(max(us, 0.0), 2.0**52) * 1000)
+
+    inside = 0.0
+    for step, (start, length) in sorted(rank.steps.items()):
+        reading.add("steps", rank=own, step=step, start_ns=at(start), end_ns=at(start + length))
+        for begin, waited in rank.data:
+            if start <= begin < start + length:
+                inside += waited
+                reading.add(
+                    "phases",
+                    rank=own,
+                    step=step,
+                    phase="data",
+                    start_ns=at(begin),
+                    end_ns=at(begin + waited),
+                )
+    fields = {
+        "rank": own,
+        "steps": len(rank.steps),
+        "step_us": round(sum(n for _, n in rank.steps.values()), 3),
+        "data_us": round(inside, 3),
+        "compute_us": round(rank.compute, 3),
+        "groups": dict(rank.groups),
+    }
+    total = sum(sum(v) for v in rank.groups.values())
+    host = head.get("host_name")
+    reading.add(
+        "log_events",
+        rank=own,
+        host=host[:200] if isinstance(host, str) else None,
+        source=reading.source.path,
+        locator="traceEvents",
+        kind="kineto.rank",
+        fields=json.dumps(fields),
+        quote=f"{len(rank.steps)} steps; {rank.kept} communication kernels of {total / 1e3:.1f} ms"
+        f", compute kernels of {rank.compute / 1e3:.1f} ms, data {inside / 1e3:.1f} ms",
+    )

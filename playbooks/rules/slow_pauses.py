@@ -1,0 +1,157 @@
+"""Pauses between steps, from console logs: slow.checkpoint-stall, slow.recompiles.
+
+In: progress lines with times, saves, timers, recompiles. Out: roots in jobs that progress. A pause
+counts by the share of the time that it takes, never by its length alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from playbooks.rules.naming import root
+from playbooks.words import seconds
+
+if TYPE_CHECKING:
+    from playbooks.evidence import Evidence
+    from playbooks.finding import Finding
+    from playbooks.lines import Event
+    from playbooks.policy import Policy
+
+
+def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Saves, then recompiles."""
+    return [*(_saves(evidence, policy) or _timed(evidence, policy)), *_recompiles(evidence, policy)]
+
+
+def _timed(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Where lines have no times: the trainer's own timer of saves, over their interval."""
+    took = [
+        t
+        for e in evidence.lines.of("train.timer", "train.saved")
+        if (e.kind == "train.saved" or "save" in e.text("name"))
+        and (t := e.number("seconds")) is not None
+    ]
+    steps = [t for e in evidence.lines.of("train.step") if (t := e.number("step_time")) is not None]
+    saves = evidence.lines.of("train.save", "train.saved")
+    at = sorted({int(n) for e in saves if (n := e.number("step")) is not None})
+    if len(took) < 2 or len(at) < 2 or len(steps) < 6:
+        return []
+    pause = median(took)
+    between = median(b - a for a, b in pairwise(at)) * median(steps)
+    share = pause / (pause + between)
+    if share < policy.pause_share:
+        return []
+    return [
+        root(
+            "slow.checkpoint-stall",
+            "likely",
+            f"A save takes {seconds(pause)} after every {seconds(between)} of steps: {share:.0%} "
+            "of the time.",
+            [*saves[:2], *evidence.lines.of("train.timer")[:1]],
+            where="checkpoint",
+            excluded=(
+                ("slow.gc-pauses", "the pauses follow the interval of saves"),
+                ("hang.slow-not-dead", "no timeout expired"),
+            ),
+            formula=f"{seconds(pause)} / ({seconds(pause)} + {seconds(between)}) = {share:.0%}",
+        )
+    ]
+
+
+# --- saves ------------------------------------------------------------------------------------
+
+
+def _saves(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Gaps between progress lines that hold a save, against those that hold none."""
+    saves = sorted(
+        {e.at_ns or _line(e): e for e in evidence.lines.of("train.save")}.items(),
+        key=lambda p: p[0],
+    )
+    steps = [
+        e
+        for e in evidence.lines.of("train.step")
+        if e.at_ns is not None and e.number("step") is not None
+    ]
+    by_rank: dict[int | None, list[Event]] = defaultdict(list)
+    for event in steps:
+        by_rank[event.rank].append(event)
+    series = max(by_rank.values(), key=len, default=[])
+    if len(saves) < 2 or len(series) < 6:
+        return []
+    at = {int(n) for _, e in saves if (n := e.number("step")) is not None}
+    paused: list[float] = []
+    plain: list[float] = []
+    for one, following in pairwise(series):
+        gap = ((following.at_ns or 0) - (one.at_ns or 0)) / 1e9
+        low, high = int(one.number("step") or 0), int(following.number("step") or 0)
+        if gap <= 0 or high <= low:
+            continue
+        inside = any(low <= s < high for s in at)
+        times = [t for t, e in saves if e.at_ns is not None]
+        inside = inside or any((one.at_ns or 0) <= t < (following.at_ns or 0) for t in times)
+        (paused if inside else plain).append(gap)
+    if len(paused) < 2 or len(plain) < 3:
+        return []
+    pause = median(paused) - median(plain)
+    total = sum(paused) + sum(plain)
+    share = pause * len(paused) / total
+    if share < policy.pause_share or pause < median(plain):
+        return []
+    what = "evaluation" if "valuat" in saves[0][1].text("what") else "checkpoint"
+    return [
+        root(
+            "slow.checkpoint-stall",
+            "likely",
+            f"{len(paused)} {what} pauses of about {seconds(pause)} take {share:.0%} of the time.",
+            [e for _, e in saves[:2]] + evidence.lines.of("train.timer")[:1],
+            where=what,
+            excluded=(
+                ("slow.gc-pauses", "the pauses follow the interval of saves"),
+                ("hang.slow-not-dead", "no timeout expired"),
+                ("slow.data-bound", "steps between the pauses are even"),
+            ),
+            formula=f"{len(paused)} * {seconds(pause)} / {seconds(total)} = {share:.0%}",
+        )
+    ]
+
+
+def _line(event: Event) -> int:
+    digits = "".join(c for c in event.item.locator if c.isdecimal())
+    return -int(digits[:12] or 0)
+
+
+# --- recompiles -------------------------------------------------------------------------------
+
+
+def _recompiles(evidence: Evidence, policy: Policy) -> list[Finding]:
+    again = evidence.lines.of("compile.recompile")
+    limit = evidence.lines.of("compile.limit")
+    timed = [
+        (t, e) for e in evidence.lines.of("train.step") if (t := e.number("step_time")) is not None
+    ]
+    if len(again) + len(limit) < policy.recompiles or len(timed) < 6:
+        return []
+    usual = median(t for t, _ in timed)
+    peaks = [(t, e) for t, e in timed if t >= policy.recompile_peak * usual]
+    lost = sum(t - usual for t, _ in peaks)
+    total = sum(t for t, _ in timed)
+    if len(peaks) < 2 or lost < policy.pause_share * total:
+        return []
+    return [
+        root(
+            "slow.recompiles",
+            "likely",
+            f"torch.compile compiled again {len(again)} times after warm-up; {len(peaks)} steps "
+            f"took {seconds(median(t for t, _ in peaks))} instead of {seconds(usual)}.",
+            [*again[:2], *limit[:1], *(e for _, e in peaks[:2])],
+            excluded=(
+                ("slow.gc-pauses", "compile records coincide with the peaks"),
+                ("slow.data-bound", "the wait is in a compiled region"),
+                ("hang.slow-not-dead", "no timeout expired"),
+            ),
+            formula=f"{seconds(lost)} of {seconds(total)} in peaks = {lost / total:.0%}",
+        )
+    ]

@@ -1,0 +1,89 @@
+"""A rank that caught an error and went on alone: hang.exception-swallowed.
+
+In: lines in which programs say that they caught or skipped something, watchdog lines, ends. Out:
+one root finding when a minority of the ranks did so just before the others began to wait for them.
+An error that all ranks caught alike, or after which the job went on, is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from playbooks import logs
+from playbooks.finding import Finding, Item
+from playbooks.words import ranks_words
+
+if TYPE_CHECKING:
+    from playbooks.evidence import Evidence
+    from playbooks.policy import Policy
+
+
+def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Caught on a few ranks, then everybody waits."""
+    story = evidence.story
+    if not story.timeouts:
+        return []
+    caught = _caught(evidence, policy)
+    others = set(story.timeouts) - set(caught)
+    if not caught or not others or len(caught) * 2 > len(story.ranks):
+        return []
+    raised = {r.rank for r in evidence.raised if r.kind.cause is not None}
+    if raised & set(caught):
+        return []
+    apart = [r for r in caught if _apart(evidence, r)]
+    if not apart:
+        return []
+    ranks = tuple(sorted(apart))
+    rows = [caught[r] for r in ranks]
+    waiting = next(t for r, t in sorted(story.timeouts.items()) if r in others)
+    items = [logs.item(row) for row in rows[:3]]
+    items += [logs.item(story.timeouts[r].row) for r in ranks if r in story.timeouts][:1]
+    items.append(Item(waiting.row["source"], waiting.row["locator"], waiting.row["quote"] or ""))
+    times = [row["time_ns"] for row in rows if row["time_ns"] is not None]
+    return [
+        Finding(
+            "hang.exception-swallowed",
+            "root",
+            "likely",
+            f"{ranks_words(ranks, capital=True)} caught an error and went on past part of a step; "
+            f"{ranks_words(others)} wait for it in {waiting.op} #{waiting.seq}.",
+            ranks=ranks,
+            evidence=tuple(items[: policy.evidence_most]),
+            excluded=(
+                ("hang.collective-mismatch", "a caught error precedes the first difference"),
+                ("crash.user-exception", "the process did not end by it"),
+            ),
+            at_ns=min(times) if times else None,
+        )
+    ]
+
+
+def _caught(evidence: Evidence, policy: Policy) -> dict[int, dict[str, Any]]:
+    """Rank -> its last caught error near the begin of the wait, after its last step."""
+    story = evidence.story
+    since, expired = story.since_ns, story.expired_ns
+    out: dict[int, dict[str, Any]] = {}
+    for row, _fields in story.of("train.caught", "train.step"):
+        rank = row["rank"]
+        if rank is None:
+            continue
+        if row["kind"] == "train.step":
+            out.pop(rank, None)  # the job went on
+            continue
+        at = row["time_ns"]
+        if at is not None and since is not None and expired is not None:
+            slack = max(2 * (story.step_gap_ns or 0), policy.caught_before_ns)
+            if not since - slack <= at <= expired:
+                continue
+        out.setdefault(rank, row)
+    return out
+
+
+def _apart(evidence: Evidence, rank: int) -> bool:
+    """Whether the rank waits elsewhere than its peers, or does not wait at all."""
+    story = evidence.story
+    own = story.timeouts.get(rank)
+    if own is None:
+        return True
+    others = [t for r, t in story.timeouts.items() if r != rank]
+    return all((t.seq, t.op, t.size) != (own.seq, own.op, own.size) for t in others)
