@@ -78,7 +78,9 @@ class Companions:
             from collectors.agent.live import LiveRanks
 
             live = LiveRanks(self.run_dir)
-            self._watcher = Watcher(self.run_dir, live, self._policy, self._host, self._on_hang)
+            self._watcher = Watcher(
+                self.run_dir, live, self._policy, self._host, self._on_hang, self._on_resumed
+            )
             self._watcher.start()
 
     def _open_dashboard(self) -> None:
@@ -172,6 +174,11 @@ class Companions:
             voice.trouble(f"no progress for {hang.after:.0f} s, and no verdict on it", wrong)
         if self._kill:
             self.kill_wanted.set()
+
+    def _on_resumed(self) -> None:
+        """Records that follow our own kill are no progress."""
+        if self._record is not None and not self.kill_wanted.is_set():
+            self._record.resumed()
 
     def _capture(self, hang: Hang, pids: Mapping[int, int], number: int) -> None:
         from diag import capture

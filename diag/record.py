@@ -75,6 +75,14 @@ class RunRecord:
             hangs[number].update(fields)
             self._write()
 
+    def resumed(self) -> None:
+        """The ranks make progress again: the last hang is over."""
+        with self._lock:
+            hangs = self._content["hangs"]
+            if hangs and hangs[-1].get("resumed_ns") is None:
+                hangs[-1]["resumed_ns"] = time.time_ns()
+                self._write()
+
     def finish(self, run_dir: Path, **fields: Any) -> None:
         """What is known at the end: world size and attempts from the ranks, memory kills."""
         worlds, attempts = [], [0]

@@ -36,8 +36,12 @@ class Watcher(threading.Thread):
         policy: HangPolicy,
         host: str,
         on_hang: Callable[[Hang, Mapping[int, int]], None],
+        on_resumed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_hang(hang, pids)` runs in a thread of its own; pids: rank -> process on this host."""
+        """`on_hang(hang, pids)` runs in a thread of its own; pids: rank -> process on this host.
+
+        `on_resumed()` is called when the ranks make progress again after a hang.
+        """
         super().__init__(name="watcher", daemon=True)
         self._run_dir = run_dir
         self._live = live
@@ -45,6 +49,7 @@ class Watcher(threading.Thread):
         self._host = host
         self._exits = exits.RankExits(host)
         self._on_hang = on_hang
+        self._on_resumed = on_resumed
         self._end = threading.Event()
         self._busy: threading.Thread | None = None
         self._stopped: set[int] = set()
@@ -98,6 +103,7 @@ class Watcher(threading.Thread):
             return
         if not isinstance(event, Hang):
             voice.note(f"the ranks make progress again, after {event.idle:.0f} s")
+            self._on_resumed()
             return
         stopped = {r.rank for r in live if (s := proc.stat(r.pid)) and s.state in "Tt"}
         if stopped:

@@ -68,6 +68,8 @@ def _did(metrics: dict[str, Any]) -> str:
 def _healthy_run(evidence: Evidence, metrics: dict[str, Any]) -> str | None:
     seen = bool(metrics["steps"]) or bool(metrics["collectives"])
     who = count(len(evidence.seen), "rank")
+    if evidence.stopped:
+        return None
     if not seen and not (evidence.live and evidence.seen):
         return None
     if evidence.live:
@@ -161,6 +163,8 @@ def _abstention(evidence: Evidence) -> Abstention:
             "left none: dead, stuck, or not collected.",
             (f"the dump, log or exit code of {ranks_words(evidence.missing)}",),
         )
+    if evidence.run and evidence.stopped and not _failed_before_hang(evidence):
+        return _stood_still(evidence)
     if evidence.ends and any(e.signal or e.exit_code for e in evidence.ends):
         first = next(e for e in evidence.ends if e.signal or e.exit_code)
         return Abstention(
@@ -176,13 +180,23 @@ def _abstention(evidence: Evidence) -> Abstention:
     )
 
 
+def _failed_before_hang(evidence: Evidence) -> bool:
+    """Whether a process had already failed when the job was seen to stand still."""
+    return any((e.signal or e.exit_code) and e.rank in evidence.gone for e in evidence.ends)
+
+
+def _stood_still(evidence: Evidence) -> Abstention:
+    """What ended the job after that, diag itself or a person, is no reason."""
+    after = (evidence.hang or {}).get("hang_after_s")
+    lasted = "" if after is None else f" for {after:.0f} s"
+    return Abstention(
+        f"No rank made progress{lasted}, and neither the ledger nor the stacks single out a rank.",
+        ("`py-spy dump --native` of every rank, twice, 30 s apart",),
+    )
+
+
 def _run_abstention(evidence: Evidence) -> Abstention:
     code = evidence.run.get("exit_code")
-    if evidence.hang is not None and evidence.resumed_ns is None:
-        return Abstention(
-            "The job made no progress, and neither its ledger nor its stacks single out a rank.",
-            ("`py-spy dump --native` of every rank, twice, 30 s apart",),
-        )
     if evidence.interrupted:
         return Abstention(
             "The job was interrupted by the user or its launcher before any step was seen.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from playbooks import knowledge, logs
+from playbooks import knowledge, logs, resuming
 from playbooks.facts import End, Group, Raised, Stack
 from playbooks.finding import Item
 from playbooks.ledger import Ledger
@@ -58,13 +58,8 @@ class Evidence:
 
     @cached_property
     def resumed_ns(self) -> int | None:
-        """When a step ended again after that stretch was seen; None when none has."""
-        seen = (self.hang or {}).get("detected_ns")
-        if not seen:
-            return None
-        ends = self.collected.ints("steps", "end_ns")
-        later = ends[ends > seen]
-        return int(later.min()) if later.size else None
+        """When the job went on after that stretch was seen; None when it never did."""
+        return resuming.resumed_ns(self)
 
     @property
     def stopped(self) -> bool:

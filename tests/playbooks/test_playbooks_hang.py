@@ -117,6 +117,7 @@ def test_phases_closed_by_the_kill_do_not_hide_where_it_was() -> None:
 def chain() -> Job:
     """pp=2 tp=2; rank 1 stuck, rank 0 waits in tp, 2 and 3 in receives, all in three groups."""
     job = Job(4)
+    job.run.update(state="running", exit_code=None)
     tp = job.group("tp", 0, 1)
     pipes = {2: job.group("pp", 0, 2), 3: job.group("pp", 1, 3)}
     for rank in range(4):
@@ -163,6 +164,7 @@ def test_a_group_without_declared_members_names_nobody_absent() -> None:
 
 def all_inside(missing: int | None = None) -> Job:
     job = Job(4)
+    job.run.update(state="running", exit_code=None)
     group = job.group("world", 0, 1, 2, 3)
     for rank in range(4):
         job.call(rank, group, 1, 5, 6)
@@ -290,3 +292,59 @@ def test_fingerprints_of_detail_point_at_the_odd_one_not_at_who_was_blamed_first
     job.failed()
     found = verdict(diagnose(job.collected()))
     assert (found.cause, found.ranks) == ("hang.collective-mismatch", (2,))
+
+
+def quiet(state: str = "running") -> Job:
+    """Ten good steps, then nothing of any rank, and nothing that tells ranks apart."""
+    job = ddp(steps=10)
+    job.hang(1000, 9000)
+    job.run["state"] = state
+    job.run["exit_code"] = None if state == "running" else 143
+    job.run["ended_ns"] = None if state == "running" else at(12_000)
+    return job
+
+
+@pytest.mark.parametrize("end", ["live", "interrupted", "killed by diag"])
+def test_a_hang_without_a_culprit_is_never_healthy(end: str) -> None:
+    job = quiet("running" if end == "live" else "finished")
+    job.run["interrupted"] = end == "interrupted"
+    if end != "live":
+        for rank in range(4):
+            job.died(rank, 11_900, signal=2 if end == "interrupted" else 15)
+    report = diagnose(job.collected())
+    assert report.verdict is None and report.health is None
+    assert report.abstained is not None
+    assert "No rank made progress for 8 s" in report.abstained.because
+    assert "py-spy" in report.abstained.need[0]
+
+
+def paused(**run: object) -> Job:
+    """Rank 2 comes to the last barrier long after the hang was seen; no step follows."""
+    job = stalled(2, "checkpoint")
+    for row in job.rows["phases"] + job.rows["collectives"]:
+        if row["end_ns"] is None:
+            row["end_ns"] = at(40_000)
+            if "state" in row:
+                row["state"] = "completed"
+    job.call(2, job.group("dp", 0, 1, 2, 3), 20, 39_999, 40_000)
+    job.rows["steps"] = [r for r in job.rows["steps"] if r["end_ns"] is not None]
+    job.run.update(state="finished", exit_code=0, ended_ns=at(41_000), **run)
+    return job
+
+
+def test_a_long_pause_before_the_end_is_no_hang() -> None:
+    report = diagnose(paused().collected())
+    assert report.health is not None
+    assert [(f.cause, f.role) for f in report.findings] == [("hang.slow-not-dead", "context")]
+
+
+def test_a_completed_wait_is_progress_while_the_job_still_runs() -> None:
+    job = paused()
+    job.run.update(state="running", exit_code=None, ended_ns=None)
+    assert diagnose(job.collected()).health is not None
+
+
+def test_what_supervision_says_of_resumption_counts() -> None:
+    job = quiet()
+    job.run["hangs"][-1]["resumed_ns"] = at(15_000)
+    assert diagnose(job.collected()).health is not None
