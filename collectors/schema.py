@@ -176,6 +176,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         _c("main", "bool", "whether it is the main thread"),
         _c("frames", "list<string>", 'innermost first, as "function (file:line)"'),
         _c("state", "string", "active, idle, gil; or the state letter of /proc"),
+        _c("cpu_share", "float64", "cores its process used between the looks of its capture"),
         _c("source", "string", "file"),
         _c("locator", "string", "place in it"),
     ),

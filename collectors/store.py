@@ -123,12 +123,26 @@ def _ranks(run: Path, logs: list[Log], sources: list[Source]) -> Any:
     return schema.table("ranks", [rows[key] for key in sorted(rows)])
 
 
+def _cpu_shares(path: Path, problems: list[str]) -> dict[Any, float]:
+    """Rank -> share of a core that its process used between the looks of one capture."""
+    body = _json(path, problems)
+    entries = body.get("ranks") if isinstance(body, dict) else None
+    return {
+        entry["rank"]: float(entry["cpu_share"])
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict)
+        and isinstance(entry.get("rank"), int)
+        and isinstance(entry.get("cpu_share"), int | float)
+    }
+
+
 def _stacks(run: Path, sources: list[Source]) -> Any:
     rows: list[dict[str, Any]] = []
     for path in sorted(run.glob("captures/*/stacks-*.json")):
         name = str(path.relative_to(run))
         problems: list[str] = []
         body = _json(path, problems)
+        shares = _cpu_shares(path.parent / "proc.json", problems)
         for entry in body.get("ranks", []) if isinstance(body, dict) else []:
             if entry.get("problem"):
                 problems.append(f"rank {entry.get('rank')}: {entry['problem']}")
@@ -142,6 +156,7 @@ def _stacks(run: Path, sources: list[Source]) -> Any:
                     "main": bool(thread.get("main")),
                     "frames": [str(frame) for frame in thread.get("frames", [])],
                     "state": thread.get("state"),
+                    "cpu_share": shares.get(entry.get("rank")),
                     "source": name,
                     "locator": f"rank {entry.get('rank')}, thread {thread.get('name')}",
                 }
