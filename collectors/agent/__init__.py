@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 RUN_DIR = "DIAG_RUN_DIR"
 """Environment variable: the run directory; without it the agent stays away."""
 CLAIM = "DIAG_RANK_PID"
-"""Environment variable: pid of the process that already is this rank; its children are none."""
+"""Environment variable: pid of the process that already is this rank; its children are none. With
+ALONE before it, a process without a group: its children may still turn out to be ranks of one."""
+ALONE = "alone:"
 
 
 def environment(run_dir: Path, base: Mapping[str, str]) -> dict[str, str]:

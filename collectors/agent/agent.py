@@ -84,6 +84,12 @@ class Agent:
         except Exception as why:  # noqa: BLE001  the job's own error is what must be seen
             self.writer.note(problem=f"exception not recorded: {why}"[:400])
 
+    def turn_off(self, why: Exception) -> None:
+        """A hook failed: record no more, and say why once."""
+        if not self.recorder.off:
+            self.recorder.off = True
+            self.writer.note(problem=f"agent off: {type(why).__name__}: {why}"[:400])
+
     def finish(self) -> None:
         """The interpreter exits by itself."""
         self.recorder.finish()

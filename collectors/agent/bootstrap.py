@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import CLAIM, RUN_DIR
+from . import ALONE, CLAIM, RUN_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,9 +102,14 @@ def _torch_imported(torch: ModuleType) -> None:
     from . import hooks
 
     hooks.install(torch, rank_of_group=_group_made, rank_alone=_alone, current=lambda: agent)
-    claimed = os.environ.get(CLAIM)
-    if "RANK" in os.environ and claimed is None and not _is_launcher():
+    if "RANK" in os.environ and _free() and not _is_launcher():
         attach(torch, int(os.environ["RANK"]), _world())
+        os.environ[CLAIM] = str(os.getpid())
+
+
+def _free() -> bool:
+    """Whether no ancestor of this process is a rank of a group."""
+    return os.environ.get(CLAIM, ALONE).startswith(ALONE)
 
 
 def _world() -> int | None:
@@ -114,14 +119,17 @@ def _world() -> int | None:
 
 def _group_made(torch: Any, rank: int, world: int) -> None:
     """init_process_group made the default group: whoever we thought we were, this is our rank."""
-    if agent is None and not _given_up:
+    # A rank's child that makes a group of its own (a tool, a nested job) is not this job's rank.
+    if agent is None and not _given_up and _free():
         _quietly(lambda: attach(torch, rank, world))
+        os.environ[CLAIM] = str(os.getpid())
 
 
 def _alone(torch: Any) -> None:
     """Backward ran in a process that is no rank of anything."""
     if agent is None and not _given_up and os.environ.get(CLAIM) is None:
         _quietly(lambda: attach(torch, 0, 1))
+        os.environ[CLAIM] = f"{ALONE}{os.getpid()}"
 
 
 def _directory(run: Path, rank: int) -> tuple[Path, int]:
@@ -156,7 +164,6 @@ def attach(torch: Any, rank: int, world: int | None) -> None:
         "argv": sys.argv[:20],
     }
     agent = Agent(torch, directory, meta)
-    os.environ[CLAIM] = str(os.getpid())
     atexit.register(_exit, agent)
     if not faulthandler.is_enabled():
         # Kept open for the life of the process: the handler writes to it while crashing.
@@ -172,5 +179,6 @@ def _exit(mine: Agent) -> None:
 
 
 def _annotate_imported(annotate: ModuleType) -> None:
-    if agent is not None:
+    ours = Path(__file__).resolve().parents[1] / "annotate.py"
+    if agent is not None and Path(annotate.__file__ or "").resolve() == ours:
         annotate.listen(agent.recorder)

@@ -92,9 +92,7 @@ class Writer:
     def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
         self.directory = directory
         self._names: dict[str, int] = {}
-        self._names_file = os.open(
-            directory / "names.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
-        )
+        self._names_path = str(directory / "names.jsonl")
         self._segments: list[mmap.mmap] = [_mapped(directory / "flight-00.bin", self._bytes())]
         self._most = MOST_SEGMENTS
         self._rolled = 0
@@ -112,9 +110,12 @@ class Writer:
         return SEGMENT_RECORDS * SIZE
 
     def note(self, **line: Any) -> None:
-        """Append one line to names.jsonl: rare facts (groups, axes, problems)."""
-        with contextlib.suppress(OSError):
-            os.write(self._names_file, (json.dumps(line) + "\n").encode())
+        """Append one line to names.jsonl: rare facts (groups, axes, problems).
+
+        Opened each time: a job that closes all descriptors may get ours for a file of its own.
+        """
+        with contextlib.suppress(OSError), open(self._names_path, "ab", buffering=0) as file:  # noqa: PTH123
+            file.write((json.dumps(line) + "\n").encode())
 
     def name(self, text: str) -> int:
         """The id of `text`, from 1. Past 60,000 texts all further ones share one id."""
@@ -253,57 +254,110 @@ class Log:
     problems: list[str] = field(default_factory=list)
 
 
+_MOST_ID = 65_535
+_MOST_NS = 1 << 62
+
+
+def _note(line: dict[str, Any], log: Log) -> None:
+    """Take one line of names.jsonl. Raises ValueError, KeyError or TypeError for a damaged one."""
+    from collectors import edge
+
+    if "n" in line or "g" in line:
+        key = edge.whole(line["n" if "n" in line else "g"], 1, _MOST_ID)
+        if key is None:
+            raise ValueError("no id")
+        if "n" in line:
+            log.names[key] = str(line["t"])
+            return
+        ranks = line["ranks"][: edge.MOST_RANKS]
+        if any(edge.rank(r) is None for r in ranks):
+            raise ValueError("no ranks")
+        words = str(line["name"]), str(line["desc"])
+        log.groups[key] = Group(*words, tuple(map(int, ranks)), str(line["backend"]))
+    elif "axis" in line:
+        log.axes[str(line["name"])] = str(line["axis"])
+    elif "mesh" in line:
+        if any(edge.rank(v) is None for v in line["mesh"].values()):
+            raise ValueError("no coordinates")
+        log.mesh = {str(k): int(v) for k, v in line["mesh"].items()}
+    elif "device" in line:
+        log.device = str(line["device"])
+    elif "problem" in line:
+        log.problems.append(str(line["problem"]))
+
+
 def _names(path: Path, log: Log) -> None:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as why:
-        log.problems.append(f"{path.name}: {why.strerror}")
-        return
-    for number, raw in enumerate(lines, 1):
+    from collectors import edge
+
+    if not path.is_file():
+        log.problems.append(f"{path.name} is missing")
+    for number, line in edge.lines(path, log.problems):
         try:
-            line = json.loads(raw)
-            if "n" in line:
-                log.names[int(line["n"])] = str(line["t"])
-            elif "g" in line:
-                log.groups[int(line["g"])] = Group(
-                    str(line["name"]),
-                    str(line["desc"]),
-                    tuple(int(r) for r in line["ranks"]),
-                    str(line["backend"]),
-                )
-            elif "axis" in line:
-                log.axes[str(line["name"])] = str(line["axis"])
-            elif "mesh" in line:
-                log.mesh = {str(k): int(v) for k, v in line["mesh"].items()}
-            elif "device" in line:
-                log.device = str(line["device"])
-            elif "problem" in line:
-                log.problems.append(str(line["problem"]))
+            _note(line, log)
         except (ValueError, KeyError, TypeError, AttributeError):
             log.problems.append(f"{path.name} line {number} is not readable")
+
+
+def _plausible(rows: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Which rows of one segment a Writer can have put where they are."""
+    import numpy as np
+
+    place = (rows["serial"] - np.uint64(1)) % np.uint64(SEGMENT_RECORDS)
+    good: npt.NDArray[np.bool_] = place == np.arange(len(rows), dtype=np.uint64)
+    good &= rows["serial"] < np.uint64(1 << 48)
+    good &= (rows["kind"] >= STEP) & (rows["kind"] <= NUMBER) & (rows["state"] <= FAILED)
+    for column in ("start", "begin", "end", "wait"):
+        good &= (rows[column] >= 0) & (rows[column] <= _MOST_NS)
+    plain = rows["kind"] != NUMBER  # its `a` holds the bits of a float
+    for column in ("a", "b", "seq"):
+        near = (rows[column] >= -_MOST_NS) & (rows[column] <= _MOST_NS)
+        good &= near | ~plain if column == "a" else near
+    return good
+
+
+def _segment(path: Path, problems: list[str]) -> npt.NDArray[np.void]:
+    """The records of one segment; none, and a problem, when it cannot be read."""
+    import numpy as np
+
+    size = path.stat().st_size if path.is_file() else 0
+    if size != SEGMENT_RECORDS * SIZE:
+        problems.append(f"{path.name} is cut or no segment: {size} bytes")
+    if not size:
+        return np.empty(0, DTYPE)
+    try:
+        rows = np.fromfile(path, dtype=DTYPE, count=min(size // SIZE, SEGMENT_RECORDS))
+    except OSError as why:
+        problems.append(f"{path.name}: {why.strerror}")
+        return np.empty(0, DTYPE)
+    written = rows["serial"] > 0
+    good = written & _plausible(rows)
+    bad = int(written.sum() - good.sum())
+    if bad:
+        problems.append(f"{path.name}: {bad} records are damaged; left out")
+    return rows[good]
 
 
 def read(directory: Path) -> Log:
     """Read one rank's log, finished or not. Raises OSError or ValueError without a usable meta."""
     import numpy as np
 
-    meta = json.loads((directory / "meta.json").read_text())
-    if not isinstance(meta, dict) or not isinstance(meta.get("rank"), int):
-        raise ValueError(f"{directory}/meta.json does not name a rank")  # noqa: TRY004
-    parts = []
-    log = Log(directory, meta, np.empty(0, DTYPE))
-    for path in sorted(directory.glob("flight-*.bin")):
-        size = path.stat().st_size
-        if size % SIZE:
-            log.problems.append(f"{path.name} is cut: {size} bytes")
-        rows = np.fromfile(path, dtype=DTYPE, count=size // SIZE)
-        parts.append(rows[rows["serial"] > 0])
+    from collectors import edge
+
+    problems: list[str] = []
+    try:
+        meta = edge.meta_facts(edge.load(directory / "meta.json"), problems)
+    except ValueError as why:
+        raise ValueError(f"meta.json is not readable: {why}") from why
+    log = Log(directory, meta, np.empty(0, DTYPE), problems=problems)
+    paths = sorted(directory.glob("flight-*.bin"))
+    if len(paths) > MOST_SEGMENTS:
+        problems.append(f"{len(paths) - MOST_SEGMENTS} files too many named flight-*.bin; not read")
+    parts = [_segment(path, problems) for path in paths[:MOST_SEGMENTS]]
     if parts:
         rows = np.concatenate(parts)
-        rows = rows[np.argsort(rows["serial"], kind="stable")]
-        log.records = rows
+        log.records = rows[np.unique(rows["serial"], return_index=True)[1]]
         if len(rows):
-            log.dropped = max(0, int(rows["serial"][-1]) - len(rows))
+            log.dropped = max(0, int(log.records["serial"][-1]) - len(log.records))
     _names(directory / "names.jsonl", log)
     state = control(directory)
     log.closed = bool(state and state[6])

@@ -1,9 +1,8 @@
-"""What torch is asked to call us for: groups, forward, backward, optimizer, data.
+"""What torch is asked to call us for: groups, backward, optimizer, data.
 
 Installed once, when torch has been imported, in any process that might turn out to be a rank; until
-it is one, each hook is a test of one global. `current()` gives the agent, or None.
-A forward is found at the outermost module: hooks for all modules run during the first steps only
-(and again every `_LOOK_EVERY` steps, for new models), then only the models found carry one.
+it is one, each hook is a test of one global. `current()` gives the agent, or None. Nothing is hung
+on the user's modules. What fails in a hook turns the agent off and never reaches the program.
 """
 
 from __future__ import annotations
@@ -19,10 +18,20 @@ if TYPE_CHECKING:
 
     from .agent import Agent
 
-_LOOK_STEPS = 2
-"""Steps during which every module call is looked at, to find the outermost ones."""
-_LOOK_EVERY = 50
-"""Every so many steps, one step of looking again."""
+
+def _begin_phase(agent: Agent, name: str) -> int:
+    try:
+        return agent.recorder.auto_phase(name)
+    except Exception as why:  # noqa: BLE001  never into the job
+        agent.turn_off(why)
+        return -1
+
+
+def _end_phase(agent: Agent, slot: int) -> None:
+    try:
+        agent.recorder.phase_end(slot)
+    except Exception as why:  # noqa: BLE001  never into the job
+        agent.turn_off(why)
 
 
 def install(
@@ -54,7 +63,6 @@ def install(
     torch_compat.wrap_data(torch, functools.partial(_data, current))
     _optimizer(current)
     _backward(torch, rank_alone, current)
-    _Forward(torch, current).look()
 
 
 def _claim(current: Callable[[], Agent | None], work: Any) -> Any:
@@ -98,11 +106,11 @@ def _data(current: Callable[[], Agent | None], call: Callable[[], Any]) -> Any:
     agent = current()
     if agent is None or agent.recorder.off:
         return call()
-    slot = agent.recorder.auto_phase("data")
+    slot = _begin_phase(agent, "data")
     try:
         return call()
     finally:
-        agent.recorder.phase_end(slot)
+        _end_phase(agent, slot)
 
 
 def _optimizer(current: Callable[[], Agent | None]) -> None:
@@ -111,13 +119,16 @@ def _optimizer(current: Callable[[], Agent | None]) -> None:
     def before(_optimizer: Any, _args: Any, _kw: Any) -> None:
         agent = current()
         if agent is not None and not agent.recorder.off:
-            open_slots.append(agent.recorder.auto_phase("optimizer"))
+            open_slots.append(_begin_phase(agent, "optimizer"))
 
     def after(optimizer: Any, _args: Any, _kw: Any) -> None:
         agent = current()
         if agent is not None and open_slots:
-            agent.recorder.phase_end(open_slots.pop())
-            agent.recorder.optimizer_done(id(optimizer))
+            _end_phase(agent, open_slots.pop())
+            try:
+                agent.recorder.optimizer_done(id(optimizer))
+            except Exception as why:  # noqa: BLE001  never into the job
+                agent.turn_off(why)
 
     # torch.optim hides its module `optimizer` behind a name it deletes.
     optimizer = importlib.import_module("torch.optim.optimizer")
@@ -138,77 +149,10 @@ def _backward(
             agent = current()
         if agent is None or agent.recorder.off:
             return original(*args, **kw)
-        slot = agent.recorder.auto_phase("backward")
+        slot = _begin_phase(agent, "backward")
         try:
             return original(*args, **kw)
         finally:
-            agent.recorder.phase_end(slot)
+            _end_phase(agent, slot)
 
     torch.autograd.backward = backward
-
-
-class _Forward:
-    """Finds the outermost modules and times them."""
-
-    def __init__(self, torch: Any, current: Callable[[], Agent | None]) -> None:
-        self._torch = torch
-        self._modules = torch.nn.modules.module
-        self._current = current
-        self._looking: list[Any] = []
-        self._known: set[int] = set()
-        self._inside: list[tuple[Any, int]] = []
-        self._until = _LOOK_STEPS
-
-    def look(self) -> None:
-        """Watch every module call for a while."""
-        if not self._looking:
-            self._looking = [
-                self._modules.register_module_forward_pre_hook(self._before),
-                self._modules.register_module_forward_hook(self._after, always_call=True),
-            ]
-
-    def _stop_looking(self) -> None:
-        for handle in self._looking:
-            handle.remove()
-        self._looking = []
-
-    def _found(self, module: Any) -> None:
-        """An outermost module: it gets hooks of its own."""
-        if id(module) not in self._known:
-            self._known.add(id(module))
-            module.register_forward_pre_hook(self._before)
-            module.register_forward_hook(self._after, always_call=True)
-
-    def _before(self, module: Any, _inputs: Any) -> None:
-        if self._inside:
-            return
-        agent = self._current()
-        if agent is None:
-            return
-        if agent.recorder.off or agent.recorder.explicit:
-            self._stop_looking()
-            return
-        compiler = getattr(self._torch, "compiler", None)
-        if compiler is not None and compiler.is_compiling():
-            return
-        evaluating = not module.training and not self._torch.is_grad_enabled()
-        slot = agent.recorder.auto_phase("evaluation" if evaluating else "forward")
-        if slot < 0:
-            return
-        self._inside.append((module, slot))
-        step = agent.recorder.current
-        if self._looking and step >= self._until:
-            self._stop_looking()
-        elif not self._looking and step >= self._until + _LOOK_EVERY:
-            self._until = step + 1
-            self.look()
-
-    def _after(self, module: Any, _inputs: Any, _output: Any) -> None:
-        if not self._inside or self._inside[-1][0] is not module:
-            return
-        _module, slot = self._inside.pop()
-        agent = self._current()
-        if agent is not None:
-            agent.recorder.phase_end(slot)
-            if self._looking:
-                self._found(module)

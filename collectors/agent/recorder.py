@@ -2,14 +2,15 @@
 
 Two sources, one log. A program that annotates its steps (collectors.annotate) is believed; for any
 other a step is what lies between two rounds of its first optimizer: it is complete when data or a
-forward begins after that optimizer stepped, and it ended when the last optimizer call ended.
-Phases come from hooks (hooks.py) and only from the thread that trains. Nothing here raises.
+backward begins after that optimizer stepped, and it ended when the last optimizer call ended.
+Phases come from hooks (hooks.py) and only from the thread that trains. A guessed forward is what
+lies between the phase before and a backward, written when the backward begins: modules themselves
+are left alone, since whatever is hung on them is compiled, copied and pickled with them.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import struct
 import threading
 from collections import deque
@@ -29,12 +30,10 @@ _MEMORY_EVERY_NS = 200_000_000
 """Memory is sampled at a step's end, at most this often."""
 
 
-def _open(path: str) -> int:
-    """A descriptor for reading, or -1 where this kernel has no such file."""
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError:
-        return -1
+def _read(path: str) -> bytes:
+    """The content of a small file of /proc."""
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  no Path object in every step
+        return file.read(256)
 
 
 class _Open:
@@ -81,10 +80,9 @@ class Recorder:
         self._durations: deque[int] = deque(maxlen=15)
         self._primary = 0
         self._optimizer_end = 0
-        self._forwards = 0
+        self._microbatch = 0
+        self._boundary = 0
         self._memory_at = 0
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
-        self._schedstat = _open("/proc/thread-self/schedstat")
         self._cpu_start = self._cpu_end = (0, 0)
         self._page = os.sysconf("SC_PAGESIZE")
         self.off = False
@@ -123,7 +121,7 @@ class Recorder:
     def step_begin(self, number: int, at: int) -> None:
         self.current = number
         self._step_start = at
-        self._forwards = 0
+        self._microbatch = 0
         if self.timer is None:
             self.timer = self._find_timer()
         self._cpu_start = self._cpu()
@@ -140,7 +138,7 @@ class Recorder:
             return
         self._steps_done += 1
         self._durations.append(end - self._step_start)
-        typical = int(statistics.median(self._durations))
+        typical = sorted(self._durations)[len(self._durations) // 2]
         self.writer.progress(self._steps_done, end, typical)
         if end - self._memory_at > _MEMORY_EVERY_NS:
             self._memory_at = end
@@ -149,7 +147,7 @@ class Recorder:
             self.timer.collect(self.writer)
 
     def _guess(self, at: int) -> None:
-        """Data or a forward begins: close the step whose optimizer has run, open the next."""
+        """Data or a backward begins: close the step whose optimizer has run, open the next."""
         if self.explicit:
             return
         if self._optimizer_end and self._step_slot >= 0:
@@ -165,14 +163,15 @@ class Recorder:
         if self._primary == 0:
             self._primary = optimizer
         if optimizer == self._primary or self._optimizer_end:
-            self._optimizer_end = now()
+            self._optimizer_end = self._boundary = now()
             self._cpu_end = self._cpu()
 
     def _cpu(self) -> tuple[int, int]:
         """(ns that the training thread ran, ns that it waited for a core); zeros when unknown."""
-        if self._schedstat < 0:
+        try:
+            ran, queued, _slices = _read("/proc/thread-self/schedstat").split()
+        except OSError:
             return 0, 0
-        ran, queued, _slices = os.pread(self._schedstat, 96, 0).split()
         return int(ran), int(queued)
 
     def finish(self) -> None:
@@ -189,13 +188,23 @@ class Recorder:
         """A guessed phase begins; -1 when it is not to be recorded (other thread, nested)."""
         if self.explicit or self._open or threading.get_ident() != self.thread:
             return -1
-        if name in ("data", "forward"):
-            self._guess(now())
-        microbatch = max(0, self._forwards - 1)
-        if name == "forward":
-            microbatch = self._forwards
-            self._forwards += 1
-        return self.phase_begin(name, microbatch if name in ("forward", "backward") else -1, -1)
+        microbatch = -1
+        if name in ("data", "backward"):
+            at = now()
+            self._guess(at)
+            if name == "backward":
+                microbatch = self._microbatch
+                self._microbatch += 1
+                self._forward(at, microbatch)
+        return self.phase_begin(name, microbatch, -1)
+
+    def _forward(self, at: int, microbatch: int) -> None:
+        """A backward begins: what was since the phase before it was its forward."""
+        if self._boundary >= self._step_start > 0:
+            self.writer.put(
+                flight.PHASE, self.writer.name("forward"), self._boundary, state=flight.DONE,
+                end=at, step=self.current, microbatch=microbatch,
+            )  # fmt: skip
 
     def phase_begin(self, name: str, microbatch: int, stage: int) -> int:
         number = self.writer.name(name)
@@ -213,7 +222,8 @@ class Recorder:
             return
         if self.timer is not None:
             self.timer.end(slot)
-        self.writer.finish(slot, now(), flight.FAILED if failed else flight.DONE)
+        self._boundary = now()
+        self.writer.finish(slot, self._boundary, flight.FAILED if failed else flight.DONE)
         # What an exception left open inside goes with it.
         while self._open and self._open[-1][0] >= slot:
             self._open.pop()
@@ -223,7 +233,7 @@ class Recorder:
 
     def sample_memory(self, at: int) -> None:
         """One record: a = allocated, b = reserved, seq = peak (device), begin = resident set."""
-        resident = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+        resident = int(_read("/proc/self/statm").split()[1]) * self._page
         allocated, reserved, peak = self.timer.memory() if self.timer is not None else (-1, -1, -1)
         self.writer.put(
             flight.MEMORY, 0, at, state=flight.DONE, end=at, begin=resident, a=allocated,

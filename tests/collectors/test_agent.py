@@ -215,3 +215,63 @@ def test_a_run_directory_that_cannot_be_written_only_costs_the_record(tmp_path: 
     assert (done.returncode, done.stdout) == (0, "7\n")
     assert done.stderr.count("\n") == 1
     assert "not watched" in done.stderr
+
+
+def test_what_jobs_do_with_their_models_still_works(tmp_path: Path) -> None:
+    """Compiled, copied, saved and scripted models; a module of the job called `statistics`; a job
+    that closes all descriptors; one that owns a package called `collectors`."""
+    (tmp_path / "statistics.py").write_text("median = None\n")
+    (tmp_path / "collectors").mkdir()
+    (tmp_path / "collectors" / "__init__.py").write_text("")
+    (tmp_path / "collectors" / "annotate.py").write_text("def listen(x): raise SystemExit(9)\n")
+    script = tmp_path / "job.py"
+    script.write_text(
+        textwrap.dedent("""
+            import copy, io, os, pickle
+            import torch
+            import collectors.annotate
+            plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+            model = torch.compile(plain, backend="aot_eager", fullgraph=True)
+            optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+            for step in range(6):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
+                if step == 3:
+                    copy.deepcopy(plain), pickle.dumps(plain), torch.jit.script(plain)
+                    torch.save(plain, io.BytesIO())
+                    os.closerange(3, 256)
+                    kept = [open(os.devnull) for _ in range(6)]
+            print("done", torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        """)
+    )
+    run = tmp_path / "run"
+    done = launch(run, sys.executable, "-W", "ignore", str(script))
+    assert (done.returncode, done.stdout) == (0, "done 1\n"), done.stderr
+    assert "diag" not in done.stderr
+    collected = store.read_run(run)
+    assert [r["step"] for r in collected.rows("steps") if r["end_ns"]] == list(range(6))
+    kinds = [r["phase"] for r in collected.rows("phases") if r["step"] == 4]
+    assert kinds == ["forward", "backward", "optimizer"]
+
+
+def test_a_tool_that_a_rank_starts_is_not_the_rank(tmp_path: Path) -> None:
+    tool = (
+        "import torch, torch.distributed as d; "
+        "d.init_process_group('gloo', init_method='file://' + __import__('sys').argv[1], rank=0, "
+        "world_size=1); torch.ones(1, requires_grad=True).sum().backward(); "
+        "d.destroy_process_group()"
+    )
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import subprocess, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        f"tool, store = {tool!r}, {str(tmp_path / 'store')!r}\n"
+        "subprocess.run([sys.executable, '-c', tool, store], check=True)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "dist.destroy_process_group()\n"
+    )
+    run = tmp_path / "run"
+    done = torchrun(run, 1, str(script))
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in (run / "ranks").iterdir()] == ["00000"]
