@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
     from trainer.loop import StepResult, Trainer
 
+_GRADIENTS = (
+    "{} bucket(s) summed over dp during backward, once a step",
+    "{} bucket(s) summed over dp once a step; optimizer states shared (zero 1)",
+    "{} bucket(s) reduce-scattered over dp in each backward; optimizer states shared (zero 2)",
+    "{} layers gathered when needed, gradients reduce-scattered, states shared (zero 3)",
+)
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -107,7 +113,7 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
     return [
         (
             "gradients",
-            f"{buckets} bucket(s) summed over dp during backward, once a step"
+            _GRADIENTS[config.parallel.zero].format(buckets)
             if layout.dp > 1
             else "no sum over dp: one replica",
         ),

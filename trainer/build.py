@@ -16,7 +16,8 @@ from trainer import faults
 from trainer.layout import microbatches
 from trainer.model import Transformer, initial_value
 from trainer.parallel import pipeline, schedule, tensor
-from trainer.parallel.ddp import GradientBuckets
+from trainer.parallel.ddp import GradientBuckets, pack
+from trainer.parallel.zero import ShardedReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.layout import Layout
-    from trainer.mesh import Mesh
+    from trainer.mesh import Axis, Mesh
 
 _WEIGHTS = {
     "float64": torch.float64,
@@ -42,11 +43,15 @@ class Built:
     """This rank's parameters or shards, by the path that they have in the whole model."""
     dims: Mapping[str, int]
     """The dim along which tp splits a parameter, for those that it splits."""
+    pieces: Mapping[str, nn.Parameter]
+    """What this rank updates: its parameters, or under ZeRO its share of each."""
     sharded: Mapping[str, frozenset[str]]
-    """The axes over which a parameter is split, for those that are."""
-    buckets: GradientBuckets
+    """The axes over which pieces are split, for those that are."""
+    buckets: GradientBuckets | ShardedReplicas
     pipeline: pipeline.Pipeline
     fault: faults.Fault
+    shapes: Mapping[str, torch.Size]
+    """Of this rank's parameters in the whole model, in the order of forward."""
     whole: int
     """Elements of all parameters of the whole model."""
 
@@ -67,16 +72,16 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     count = microbatches(config, layout)
     fault = faults.make(config.faults, mesh.rank, device)
     actions = schedule.one_forward_one_backward(layout.pp, count)[mesh["pp"].index]
+    buckets = _replicas(config, model, mesh["dp"], count)
+    pieces = buckets.pieces if isinstance(buckets, ShardedReplicas) else parameters
+    shared = frozenset({"dp"} if config.parallel.zero else ())
+    split = {path: shared | {"tp"} if path in dims else shared for path in pieces}
     return Built(
         parameters=parameters,
         dims=dims,
-        sharded=dict.fromkeys(dims, frozenset({"tp"})),
-        buckets=GradientBuckets(
-            list(parameters.values()),
-            mesh["dp"],
-            bucket_bytes=config.parallel.bucket,
-            passes=count,
-        ),
+        pieces=pieces,
+        sharded=split,
+        buckets=buckets,
         pipeline=pipeline.Pipeline(
             model,
             tensor.loss(mesh["tp"]),
@@ -86,5 +91,29 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             fault=fault,
         ),
         fault=fault,
+        shapes={path: shapes[path] for path in parameters},
         whole=sum(shape.numel() for shape in shapes.values()),
     )
+
+
+def _replicas(
+    config: Config, model: Transformer, axis: Axis, passes: int
+) -> GradientBuckets | ShardedReplicas:
+    """How replicas of this rank's parameters keep in step: DDP, or a stage of ZeRO."""
+    stage, size = config.parallel.zero, config.parallel.bucket
+    named = list(model.named_parameters())
+    if stage == 0:
+        return GradientBuckets([p for _, p in named], axis, bucket_bytes=size, passes=passes)
+    if stage < 3:
+        path_of = {p: path for path, p in named}
+        packs = pack([p for _, p in named[::-1]], size)
+        groups = [[(path_of[p], p) for p in one] for one in packs]
+        return ShardedReplicas(groups, axis, stage=stage, passes=passes)
+    parts = model.chain()
+    groups = [
+        [(f"{path}.{name}", p) for name, p in part.named_parameters()] for path, part in parts
+    ]
+    shared = ShardedReplicas(groups, axis, stage=3, passes=passes)
+    for (_, part), unit in zip(parts, shared.buckets, strict=True):
+        shared.wrap(part, unit)
+    return shared

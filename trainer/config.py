@@ -86,8 +86,12 @@ class ParallelConfig:
     """Ranks that share every layer's matrices."""
     pp: int = 1
     """Stages that the layers are cut into."""
+    zero: int = field(default=0, metadata={"choices": (0, 1, 2, 3)})
+    """What replicas share instead of each holding it whole: 1 optimizer states, 2 also gradients,
+    3 also parameters (ZeRO, arXiv:1910.02054); 0 nothing."""
     bucket: int = 1 << 20
-    """Bytes of gradients that one dp all-reduce carries (at least one parameter)."""
+    """Bytes of gradients that one dp reduction carries (at least one parameter); with zero=3 the
+    unit is a layer instead."""
     timeout: float = 600.0
     """Seconds after which the backend gives up on a collective."""
 

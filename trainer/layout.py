@@ -142,6 +142,11 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"parallel.pp={layout.pp} stages exceed model.layers={model.layers} "
             f"(parallel.pp={model.layers} or model.layers={layout.pp})"
         )
+    if config.parallel.zero and layout.dp == 1:
+        found.append(
+            f"parallel.zero={config.parallel.zero} shares over replicas, and there is one: dp = 1 "
+            f"(parallel.zero=0, or fewer tp x pp)"
+        )
     piece = layout.dp * train.microbatch
     if piece and train.global_batch % piece:
         whole = max(1, round(train.global_batch / piece)) * piece

@@ -61,7 +61,7 @@ class Trainer:
             seed=config.train.seed,
         )
         self.built = build(config, self.layout, self.mesh, device)
-        self.optimizer = optim.adamw(self.built.parameters, config.optim)
+        self.optimizer = optim.adamw(self.built.pieces, config.optim, self.built.shapes)
 
     def step(self, number: int) -> StepResult:
         """Run optimizer step `number`."""
@@ -117,7 +117,7 @@ class Trainer:
         tp group), its own part of the squared norm, and its memory in its own place.
         """
         counts_loss = self.mesh["tp"].index == 0
-        square = optim.own_square(self.built.parameters, self.built.sharded, self.mesh)
+        square = optim.own_square(self.built.pieces, self.built.sharded, self.mesh)
         values = torch.zeros(2 + self.mesh.world, dtype=torch.float64, device=self.device)
         values[0] = own_loss if counts_loss else 0.0
         values[1] = square
@@ -129,10 +129,13 @@ class Trainer:
 
     def _update(self, norm: torch.Tensor, lr: float) -> None:
         with annotate.phase("optimizer"):
-            optim.clip(self.built.parameters, norm, self.config.optim.clip)
+            optim.clip(self.built.pieces, norm, self.config.optim.clip)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
+        if self.config.parallel.zero:
+            with annotate.phase("communication"):
+                self.built.buckets.updated()
 
 
 def held_memory(device: torch.device) -> int:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from trainer.layout import Layout
 
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Named anew in torch 2.14, which warns of the old names."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -44,6 +48,26 @@ class Axis:
         """Reduce in place over the axis (sum unless told); returns when the value may be used."""
         if self.group is not None:
             dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, group=self.group)
+
+    def all_gather(self, into: torch.Tensor, own: torch.Tensor) -> None:
+        """Everybody's `own`, by index, end to end in `into`; both contiguous."""
+        if self.group is None:
+            into.view(-1).copy_(own.view(-1))
+        else:
+            _gather(into, own, group=self.group)
+
+    def reduce_scatter(
+        self, own: torch.Tensor, whole: torch.Tensor, *, wait: bool = True
+    ) -> dist.Work | None:
+        """Sum `whole` over the axis and keep this rank's share of it in `own`; both contiguous.
+
+        Without `wait` the work is returned, and `whole` must live until it is done.
+        """
+        if self.group is None:
+            own.view(-1).copy_(whole.view(-1))
+            return None
+        work: dist.Work | None = _scatter(own, whole, group=self.group, async_op=not wait)
+        return work
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from trainer.layout import problems as layout_problems
 _SECTIONS: dict[str, Any] = {field.name: type(field.default) for field in fields(Config)}
 _ZERO_IS_FINE = {
     "parallel.dp",
+    "parallel.zero",
     "optim.warmup",
     "optim.clip",
     "optim.weight_decay",
@@ -77,7 +78,7 @@ def usage() -> str:
             lines.append(f"  {section}.{field.name}={default}")
             lines.append(f"      {documented[field.name]}")
             if choices := field.metadata.get("choices"):
-                lines.append(f"      one of: {', '.join(choices)}")
+                lines.append(f"      one of: {', '.join(map(str, choices))}")
     return "\n".join(lines)
 
 
@@ -148,9 +149,9 @@ def _place(key: str, value: Any, sections: dict[str, dict[str, Any]], found: lis
         return
     choices = known[name].metadata.get("choices")
     if choices and converted not in choices:
-        near = difflib.get_close_matches(str(converted), choices, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(str(converted), map(str, choices), n=1, cutoff=0.4)
         hint = f"; did you mean {key}={near[0]}?" if near else ""
-        found.append(f"{key}={converted} is not one of {', '.join(choices)}{hint}")
+        found.append(f"{key}={converted} is not one of {', '.join(map(str, choices))}{hint}")
         return
     sections[section][name] = converted
 

@@ -94,6 +94,8 @@ def test_values_out_of_range_are_all_named() -> None:
         (("model.heads=7", "model.kv_heads=7"), 1, "(model.heads=8)"),
         (("model.kv_heads=3",), 1, "model.kv_heads=3 does not divide model.heads=8"),
         (("model.width=24", "model.heads=8"), 1, "a head is 3 wide"),
+        (("parallel.zero=2", "parallel.tp=4"), 4, "parallel.zero=2 shares over replicas"),
+        (("parallel.zero=4",), 4, "parallel.zero=4 is not one of 0, 1, 2, 3"),
         (("mesh.order=tp,dp",), 1, "must name each of pp, dp, tp once"),
     ],
 )
