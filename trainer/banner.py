@@ -124,6 +124,12 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             else "whole on every rank: tp is 1",
         ),
         (
+            "sequence",
+            f"norms and residual stream on shards of the sequence over tp {layout.tp}"
+            if config.parallel.sp
+            else "whole on every rank: parallel.sp=false",
+        ),
+        (
             "schedule",
             f"1F1B, {layout.pp} stages"
             if layout.pp > 1

@@ -48,6 +48,7 @@ class Built:
     sharded: Mapping[str, frozenset[str]]
     """The axes over which pieces are split, for those that are."""
     buckets: GradientBuckets | ShardedReplicas
+    partial: tensor.PartialSums
     pipeline: pipeline.Pipeline
     fault: faults.Fault
     shapes: Mapping[str, torch.Size]
@@ -62,7 +63,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         model = Transformer(config.model)
     shapes = {path: p.shape for path, p in model.named_parameters()}
     pipeline.keep_stage(model, mesh["pp"])
-    dims = tensor.parallelize(model, mesh["tp"])
+    dims = tensor.parallelize(model, mesh["tp"], sequence=config.parallel.sp)
     model.to(_WEIGHTS[config.train.dtype]).to_empty(device=device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -82,6 +83,9 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         pieces=pieces,
         sharded=split,
         buckets=buckets,
+        partial=tensor.PartialSums(
+            [p for path, p in pieces.items() if config.parallel.sp and path not in dims], mesh["tp"]
+        ),
         pipeline=pipeline.Pipeline(
             model,
             tensor.loss(mesh["tp"]),
@@ -89,6 +93,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             actions,
             autocast=torch.bfloat16 if config.train.dtype == "bfloat16" else None,
             fault=fault,
+            shards=layout.tp if config.parallel.sp else 1,
         ),
         fault=fault,
         shapes={path: shapes[path] for path in parameters},

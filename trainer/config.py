@@ -86,6 +86,8 @@ class ParallelConfig:
     """Ranks that share every layer's matrices."""
     pp: int = 1
     """Stages that the layers are cut into."""
+    sp: bool = False
+    """Sequence parallelism beside tp: norms and residual stream hold a shard of the sequence."""
     zero: int = field(default=0, metadata={"choices": (0, 1, 2, 3)})
     """What replicas share instead of each holding it whole: 1 optimizer states, 2 also gradients,
     3 also parameters (ZeRO, arXiv:1910.02054); 0 nothing."""

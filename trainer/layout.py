@@ -142,6 +142,7 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"parallel.pp={layout.pp} stages exceed model.layers={model.layers} "
             f"(parallel.pp={model.layers} or model.layers={layout.pp})"
         )
+    found += _sequence_problems(config, layout)
     if config.parallel.zero and layout.dp == 1:
         found.append(
             f"parallel.zero={config.parallel.zero} shares over replicas, and there is one: dp = 1 "
@@ -155,6 +156,21 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"{layout.dp} x {train.microbatch} (train.global_batch={whole})"
         )
     return found
+
+
+def _sequence_problems(config: Config, layout: Layout) -> list[str]:
+    """Whether the sequence can be cut as asked."""
+    length = config.train.sequence
+    if not config.parallel.sp:
+        return []
+    if layout.tp == 1:
+        why = "parallel.sp=true shards the sequence over tp, and tp is 1"
+        return [f"{why} (parallel.sp=false or parallel.tp=2)"]
+    if length % layout.tp:
+        whole = max(1, round(length / layout.tp)) * layout.tp
+        why = f"parallel.sp=true: tp = {layout.tp} does not divide train.sequence={length}"
+        return [f"{why} (train.sequence={whole})"]
+    return []
 
 
 def _nearest_line(config: Config, asked: Layout, world: int) -> str:

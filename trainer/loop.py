@@ -73,6 +73,7 @@ class Trainer:
             own_loss = self.built.pipeline.run(batches, tokens)
             with annotate.phase("communication"):
                 self.built.buckets.finish()
+                self.built.partial.finish()
             loss, norm, memory = self._over_world(own_loss, tokens)
             lr = optim.learning_rate(number, self.config.train.steps, self.config.optim)
             self._update(norm, lr)

@@ -54,7 +54,7 @@ class Axis:
         if self.group is None:
             into.view(-1).copy_(own.view(-1))
         else:
-            _gather(into, own, group=self.group)
+            _gather(into.view(-1), own.view(-1), group=self.group)
 
     def reduce_scatter(
         self, own: torch.Tensor, whole: torch.Tensor, *, wait: bool = True
@@ -66,7 +66,9 @@ class Axis:
         if self.group is None:
             own.view(-1).copy_(whole.view(-1))
             return None
-        work: dist.Work | None = _scatter(own, whole, group=self.group, async_op=not wait)
+        work: dist.Work | None = _scatter(
+            own.view(-1), whole.view(-1), group=self.group, async_op=not wait
+        )
         return work
 
 

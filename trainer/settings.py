@@ -157,6 +157,8 @@ def _place(key: str, value: Any, sections: dict[str, dict[str, Any]], found: lis
 
 
 def _convert(value: Any, kind: Any) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -165,7 +167,9 @@ def _convert(value: Any, kind: Any) -> Any:
         return str(value)
     if kind == tuple[str, ...] and isinstance(value, list | str):
         return tuple(map(str, value)) if isinstance(value, list) else (value,)
-    wanted = {int: "a whole number", float: "a number", str: "text"}.get(kind, "a list of words")
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(
+        kind, "a list of words"
+    )
     raise ValueError(f"must be {wanted}")
 
 
@@ -176,7 +180,7 @@ def _range_problems(config: Config, world: int) -> list[str]:
         for field in fields(owner):
             key = f"{section}.{field.name}"
             value = getattr(getattr(config, section), field.name)
-            if not isinstance(value, int | float):
+            if not isinstance(value, int | float) or isinstance(value, bool):
                 continue
             if not math.isfinite(value):
                 found.append(f"{key}={value} must be a finite number")

@@ -32,6 +32,7 @@ def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
         "norm counts replicas": _norm_counts_replicas,
         "accumulation scaled twice": _scaled_twice,
         "no sum at the entry": _no_entry_sum,
+        "no sum of norm weights": _no_norm_sum,
     }[name]
     return plant(trainer)
 
@@ -76,6 +77,11 @@ def _scaled_twice(trainer: Trainer) -> AbstractContextManager[object]:
             bucket.flat.div_(buckets.passes)
 
     return mock.patch.object(buckets, "finish", finish)
+
+
+def _no_norm_sum(trainer: Trainer) -> AbstractContextManager[object]:
+    """Sequence parallelism without the sum of the norm weights' gradients over tp."""
+    return mock.patch.object(trainer.built.partial, "finish", lambda: None)
 
 
 def _no_entry_sum(trainer: Trainer) -> AbstractContextManager[object]:

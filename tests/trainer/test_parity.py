@@ -53,6 +53,11 @@ LAYOUTS = {
     "zero2 pp2": ("parallel.zero=2", "parallel.pp=2"),
     "zero3 tp2": ("parallel.zero=3", "parallel.tp=2"),
     "zero3 pp2": ("parallel.zero=3", "parallel.pp=2"),
+    "tp4 sp": ("parallel.tp=4", "parallel.sp=true"),
+    "tp2 sp dp2": ("parallel.tp=2", "parallel.sp=true"),
+    "tp2 sp pp2": ("parallel.tp=2", "parallel.pp=2", "parallel.sp=true"),
+    "tp2 sp zero1": ("parallel.tp=2", "parallel.sp=true", "parallel.zero=1"),
+    "tp2 sp zero3": ("parallel.tp=2", "parallel.sp=true", "parallel.zero=3"),
     "pp4, one bucket": ("parallel.pp=4", "parallel.bucket=100000000"),
 }
 
@@ -99,7 +104,7 @@ def test_layout_equals_one_process(layout: str, pool: Pool, text: Path, referenc
     [
         (("model.layers=5",), ("parallel.tp=2", "parallel.pp=2")),
         (("model.layers=6",), ("parallel.pp=4",)),
-        (("model.norm=layernorm",), ("parallel.tp=2", "parallel.pp=2")),
+        (("model.norm=layernorm",), ("parallel.tp=2", "parallel.pp=2", "parallel.sp=true")),
         (("model.kv_heads=8",), ("parallel.tp=4",)),
         (("optim.clip=0", "train.seed=7"), ("parallel.tp=2",)),
     ],
@@ -128,6 +133,7 @@ def test_the_text_makes_ranks_unequal(reference: Part) -> None:
         ("norm counts replicas", ("parallel.dp=2", "parallel.tp=2"), 1e-2),
         ("accumulation scaled twice", ("parallel.dp=2",), 0.1),
         ("no sum at the entry", ("parallel.tp=4",), 1e-2),
+        ("no sum of norm weights", ("parallel.tp=2", "parallel.sp=true"), 1e-2),
     ],
 )
 def test_planted_bug_is_seen(

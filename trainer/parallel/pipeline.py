@@ -55,6 +55,7 @@ class Pipeline:
         *,
         autocast: torch.dtype | None,
         fault: Fault,
+        shards: int,
     ) -> None:
         self.model = model
         self.loss = loss
@@ -67,6 +68,8 @@ class Pipeline:
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self.width: int = model.width
+        self.shards = shards
+        """Parts of the sequence that ranks hold between stages (sequence parallelism)."""
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
@@ -151,7 +154,8 @@ class Pipeline:
             if gradient is None:
                 raise RuntimeError(f"{action} of stage {action.stage} before its backward")
             return gradient.contiguous()
-        shape = (*microbatches[index].inputs.shape, self.width)
+        samples, length = microbatches[index].inputs.shape
+        shape = (samples, length // self.shards, self.width)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _take(self, action: Action, received: Tensor) -> None:
