@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.layout import microbatches, stage_layers
+from trainer.parallel import schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,8 @@ def _groups(trainer: Trainer, name: str) -> str:
 
 def _model(trainer: Trainer) -> str:
     model = trainer.config.model
-    layers = [len(own) for own in stage_layers(model.layers, trainer.layout.pp)]
+    stages = trainer.layout.pp * trainer.config.parallel.virtual
+    layers = [len(own) for own in stage_layers(model.layers, stages)]
     split = f" ({'+'.join(map(str, layers))} by stage)" if len(layers) > 1 else ""
     return (
         f"{model.layers} layers{split}, width {model.width}, {model.heads} heads over "
@@ -131,9 +133,17 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
         ),
         (
             "schedule",
-            f"1F1B, {layout.pp} stages"
+            f"{config.parallel.schedule}, {layout.pp * config.parallel.virtual} stages; predicted "
+            f"bubble {schedule.bubble(trainer.built.schedules):.1%}, at most "
+            f"{max(schedule.in_flight(trainer.built.schedules))} microbatches in flight on a rank"
             if layout.pp > 1
             else "forward then backward of each microbatch: one stage",
+        ),
+        (
+            "activations",
+            "kept from forward to backward: memory.checkpoint=none"
+            if config.memory.checkpoint == "none"
+            else f"recomputed in backward: {config.memory.checkpoint}",
         ),
         ("clipping", f"global norm {clip:g}" if clip else "off: optim.clip=0"),
         (

@@ -50,6 +50,8 @@ class Built:
     buckets: GradientBuckets | ShardedReplicas
     partial: tensor.PartialSums
     pipeline: pipeline.Pipeline
+    schedules: list[list[schedule.Action]]
+    """Of every pp rank."""
     fault: faults.Fault
     shapes: Mapping[str, torch.Size]
     """Of this rank's parameters in the whole model, in the order of forward."""
@@ -62,7 +64,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     with torch.device("meta"):
         model = Transformer(config.model)
     shapes = {path: p.shape for path, p in model.named_parameters()}
-    pipeline.keep_stage(model, mesh["pp"])
+    held = pipeline.keep_stages(model, mesh["pp"], config.parallel.virtual)
     dims = tensor.parallelize(model, mesh["tp"], sequence=config.parallel.sp)
     model.to(_WEIGHTS[config.train.dtype]).to_empty(device=device)
     parameters = dict(model.named_parameters())
@@ -72,8 +74,16 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             p.copy_(tensor.shard(value, dims[path], mesh["tp"]) if path in dims else value)
     count = microbatches(config, layout)
     fault = faults.make(config.faults, mesh.rank, device)
-    actions = schedule.one_forward_one_backward(layout.pp, count)[mesh["pp"].index]
-    buckets = _replicas(config, model, mesh["dp"], count)
+    schedules = schedule.make(config.parallel.schedule, layout.pp, count, config.parallel.virtual)
+    chain = dict(model.chain())
+    stages = {
+        stage: [
+            pipeline.Part(path, chain[path], pipeline.recomputed(path, config.memory.checkpoint))
+            for path in paths
+        ]
+        for stage, paths in held.items()
+    }
+    buckets = _replicas(config, stages, mesh["dp"], count)
     pieces = buckets.pieces if isinstance(buckets, ShardedReplicas) else parameters
     shared = frozenset({"dp"} if config.parallel.zero else ())
     split = {path: shared | {"tp"} if path in dims else shared for path in pieces}
@@ -87,14 +97,16 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             [p for path, p in pieces.items() if config.parallel.sp and path not in dims], mesh["tp"]
         ),
         pipeline=pipeline.Pipeline(
-            model,
+            stages,
             tensor.loss(mesh["tp"]),
             mesh["pp"],
-            actions,
+            schedules[mesh["pp"].index],
+            width=config.model.width,
             autocast=torch.bfloat16 if config.train.dtype == "bfloat16" else None,
             fault=fault,
             shards=layout.tp if config.parallel.sp else 1,
         ),
+        schedules=schedules,
         fault=fault,
         shapes={path: shapes[path] for path in parameters},
         whole=sum(shape.numel() for shape in shapes.values()),
@@ -102,23 +114,23 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
 
 
 def _replicas(
-    config: Config, model: Transformer, axis: Axis, passes: int
+    config: Config, stages: Mapping[int, list[pipeline.Part]], axis: Axis, passes: int
 ) -> GradientBuckets | ShardedReplicas:
-    """How replicas of this rank's parameters keep in step: DDP, or a stage of ZeRO."""
-    stage, size = config.parallel.zero, config.parallel.bucket
-    named = list(model.named_parameters())
-    if stage == 0:
-        return GradientBuckets([p for _, p in named], axis, bucket_bytes=size, passes=passes)
-    if stage < 3:
-        path_of = {p: path for path, p in named}
-        packs = pack([p for _, p in named[::-1]], size)
-        groups = [[(path_of[p], p) for p in one] for one in packs]
-        return ShardedReplicas(groups, axis, stage=stage, passes=passes)
-    parts = model.chain()
-    groups = [
-        [(f"{path}.{name}", p) for name, p in part.named_parameters()] for path, part in parts
-    ]
-    shared = ShardedReplicas(groups, axis, stage=3, passes=passes)
-    for (_, part), unit in zip(parts, shared.buckets, strict=True):
-        shared.wrap(part, unit)
-    return shared
+    """How replicas of this rank's parameters keep in step: DDP, or a form of ZeRO."""
+    zero, size = config.parallel.zero, config.parallel.bucket
+    parts = [part for stage in stages.values() for part in stage]
+    named = [[(f"{o.path}.{n}", p) for n, p in o.module.named_parameters()] for o in parts]
+    if zero == 0:
+        flat = [p for one in named for _, p in one]
+        return GradientBuckets(flat, axis, bucket_bytes=size, passes=passes)
+    if zero == 3:
+        shared = ShardedReplicas(named, axis, stage=3, passes=passes)
+        for part, unit in zip(parts, shared.buckets, strict=True):
+            shared.wrap(part.module, unit)
+        return shared
+    path_of = {p: path for one in named for path, p in one}
+    groups = []
+    for stage in stages.values():  # a bucket never spans stages: their backwards come apart
+        own = [p for part in stage for p in part.module.parameters()]
+        groups += [[(path_of[p], p) for p in one] for one in pack(own[::-1], size)]
+    return ShardedReplicas(groups, axis, stage=zero, passes=passes)

@@ -86,6 +86,12 @@ class ParallelConfig:
     """Ranks that share every layer's matrices."""
     pp: int = 1
     """Stages that the layers are cut into."""
+    schedule: str = field(
+        default="1f1b", metadata={"choices": ("naive", "gpipe", "1f1b", "interleaved")}
+    )
+    """In which order stages do their forwards and backwards; interleaved has virtual stages."""
+    virtual: int = 1
+    """Stages a rank, for schedule=interleaved."""
     sp: bool = False
     """Sequence parallelism beside tp: norms and residual stream hold a shard of the sequence."""
     zero: int = field(default=0, metadata={"choices": (0, 1, 2, 3)})
@@ -96,6 +102,15 @@ class ParallelConfig:
     unit is a layer instead."""
     timeout: float = 600.0
     """Seconds after which the backend gives up on a collective."""
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """What is computed twice rather than kept."""
+
+    checkpoint: str = "none"
+    """Layers whose activations are recomputed in backward: none, full (all), or every-K, such as
+    every-2: layers 0, 2, 4 ..."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +185,7 @@ class Config:
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
+    memory: MemoryConfig = MemoryConfig()
     mesh: MeshConfig = MeshConfig()
     optim: OptimConfig = OptimConfig()
     log: LogConfig = LogConfig()

@@ -102,6 +102,19 @@ def _model_problems(config: Config) -> list[str]:
             f"model.kv_heads={model.kv_heads} does not divide model.heads={model.heads} "
             f"(model.kv_heads={_nearest(_divisors(model.heads), model.kv_heads)})"
         )
+    virtual = config.parallel.virtual
+    if (config.parallel.schedule == "interleaved") != (virtual > 1):
+        found.append(
+            f"parallel.virtual={virtual} and parallel.schedule={config.parallel.schedule}: several "
+            f"stages a rank are interleaved, and only they "
+            f"(parallel.schedule=interleaved parallel.virtual=2, or parallel.virtual=1)"
+        )
+    kind = config.memory.checkpoint
+    count = kind.removeprefix("every-")
+    if kind not in {"none", "full"} and not (kind != count and count.isdigit() and int(count) > 0):
+        found.append(
+            f"memory.checkpoint={kind} is not none, full or every-K (memory.checkpoint=every-2)"
+        )
     return found
 
 
@@ -137,11 +150,18 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"parallel.tp={layout.tp} does not divide {', '.join(bad)} "
             f"(parallel.tp={_nearest(_divisors(common), layout.tp)})"
         )
+    stages = layout.pp * config.parallel.virtual
     if layout.pp > model.layers:
         found.append(
             f"parallel.pp={layout.pp} stages exceed model.layers={model.layers} "
             f"(parallel.pp={model.layers} or model.layers={layout.pp})"
         )
+    elif stages > model.layers:
+        found.append(
+            f"parallel.pp x parallel.virtual = {stages} stages exceed model.layers={model.layers} "
+            f"(parallel.virtual={model.layers // layout.pp} or model.layers={stages})"
+        )
+    found += _schedule_problems(config, layout)
     found += _sequence_problems(config, layout)
     if config.parallel.zero and layout.dp == 1:
         found.append(
@@ -154,6 +174,26 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
         found.append(
             f"train.global_batch={train.global_batch} is not a multiple of dp x train.microbatch = "
             f"{layout.dp} x {train.microbatch} (train.global_batch={whole})"
+        )
+    return found
+
+
+def _schedule_problems(config: Config, layout: Layout) -> list[str]:
+    """Whether the schedule can run on these stages and microbatches."""
+    found: list[str] = []
+    if config.parallel.schedule != "interleaved":
+        return found
+    if layout.pp == 1:
+        found.append(
+            "parallel.schedule=interleaved needs several ranks, and pp is 1 "
+            "(parallel.pp=2, or parallel.schedule=1f1b parallel.virtual=1)"
+        )
+    count = microbatches(config, layout) if layout.dp else 0
+    if count % layout.pp:
+        wanted = -(-count // layout.pp) * layout.pp * layout.dp * config.train.microbatch
+        found.append(
+            f"parallel.schedule=interleaved takes microbatches in groups of pp = {layout.pp}, and "
+            f"{count} are no multiple (train.global_batch={wanted})"
         )
     return found
 

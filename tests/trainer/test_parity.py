@@ -34,6 +34,7 @@ SMALL = (
     "optim.clip=0.5",
     "parallel.bucket=20000",
 )
+INTERLEAVED = ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual=2")
 LAYOUTS = {
     "dp4": ("parallel.dp=4",),
     "tp4": ("parallel.tp=4",),
@@ -58,6 +59,21 @@ LAYOUTS = {
     "tp2 sp pp2": ("parallel.tp=2", "parallel.pp=2", "parallel.sp=true"),
     "tp2 sp zero1": ("parallel.tp=2", "parallel.sp=true", "parallel.zero=1"),
     "tp2 sp zero3": ("parallel.tp=2", "parallel.sp=true", "parallel.zero=3"),
+    "pp4 gpipe": ("parallel.pp=4", "parallel.schedule=gpipe"),
+    "pp2 naive dp2": ("parallel.pp=2", "parallel.schedule=naive"),
+    "pp2 interleaved tp2": (*INTERLEAVED, "parallel.tp=2", "parallel.sp=true"),
+    "pp2 interleaved zero2": (*INTERLEAVED, "parallel.zero=2"),
+    "pp2 interleaved zero3, checkpointed": (
+        *INTERLEAVED,
+        "parallel.zero=3",
+        "memory.checkpoint=full",
+    ),
+    "tp2 sp pp2, checkpointed": (
+        "parallel.tp=2",
+        "parallel.pp=2",
+        "parallel.sp=true",
+        "memory.checkpoint=every-2",
+    ),
     "pp4, one bucket": ("parallel.pp=4", "parallel.bucket=100000000"),
 }
 
