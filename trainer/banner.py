@@ -116,7 +116,7 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
         (
             "gradients",
             _GRADIENTS[config.parallel.zero].format(buckets)
-            if layout.dp > 1
+            if trainer.mesh.data.size > 1
             else "no sum over dp: one replica",
         ),
         (
@@ -124,6 +124,13 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             f"embedding, head and loss split over tp {layout.tp}"
             if layout.tp > 1
             else "whole on every rank: tp is 1",
+        ),
+        (
+            "attention",
+            f"on {config.train.sequence // layout.cp} of {config.train.sequence} positions, keys "
+            f"and values by {config.parallel.cp_form} over cp {layout.cp}"
+            if layout.cp > 1
+            else "on whole sequences: cp is 1",
         ),
         (
             "sequence",

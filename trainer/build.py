@@ -15,7 +15,7 @@ import torch
 from trainer import faults
 from trainer.layout import microbatches
 from trainer.model import Transformer, initial_value
-from trainer.parallel import pipeline, schedule, tensor
+from trainer.parallel import context, pipeline, schedule, tensor
 from trainer.parallel.ddp import GradientBuckets, pack
 from trainer.parallel.zero import ShardedReplicas
 
@@ -66,6 +66,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     shapes = {path: p.shape for path, p in model.named_parameters()}
     held = pipeline.keep_stages(model, mesh["pp"], config.parallel.virtual)
     dims = tensor.parallelize(model, mesh["tp"], sequence=config.parallel.sp)
+    context.parallelize(model, mesh["cp"], config.parallel.cp_form)
     model.to(_WEIGHTS[config.train.dtype]).to_empty(device=device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -83,9 +84,9 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         ]
         for stage, paths in held.items()
     }
-    buckets = _replicas(config, stages, mesh["dp"], count)
+    buckets = _replicas(config, stages, mesh.data, count)
     pieces = buckets.pieces if isinstance(buckets, ShardedReplicas) else parameters
-    shared = frozenset({"dp"} if config.parallel.zero else ())
+    shared = frozenset({"dp", "cp"} if config.parallel.zero else ())
     split = {path: shared | {"tp"} if path in dims else shared for path in pieces}
     return Built(
         parameters=parameters,

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 VOCABULARY = 256
 """The vocabulary is bytes: no tokenizer to ship, to match, or to get wrong."""
 
-AXES = ("pp", "dp", "tp")
+AXES = ("pp", "dp", "cp", "tp")
 """Axes of the mesh that this trainer knows."""
+ALWAYS = ("pp", "dp", "tp")
+"""Those that a mesh has even where their size is 1."""
 
 
 class ConfigError(Exception):
@@ -81,11 +83,15 @@ class ParallelConfig:
     """How many ranks share what."""
 
     dp: int = 0
-    """Replicas of the model; 0: what tp and pp leave of the world."""
+    """Replicas of the model; 0: what tp, cp and pp leave of the world."""
     tp: int = 1
     """Ranks that share every layer's matrices."""
     pp: int = 1
     """Stages that the layers are cut into."""
+    cp: int = 1
+    """Ranks that share every sequence."""
+    cp_form: str = field(default="ring", metadata={"choices": ("ring", "all-gather")})
+    """How attention reaches the other ranks' keys and values: they go round, or are fetched."""
     schedule: str = field(
         default="1f1b", metadata={"choices": ("naive", "gpipe", "1f1b", "interleaved")}
     )
@@ -118,7 +124,8 @@ class MeshConfig:
     """How ranks are laid out."""
 
     order: tuple[str, ...] = AXES
-    """Axes from outermost to innermost; the last one's ranks are neighbours."""
+    """Axes from outermost to innermost; the last one's ranks are neighbours. cp need not be named
+    where it is 1."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from trainer.build import build
 from trainer.data import Loader, Microbatch, open_corpus
 from trainer.layout import resolve
 from trainer.model import IGNORE
+from trainer.parallel.context import positions
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -92,10 +93,13 @@ class Trainer:
         return result
 
     def _load(self, number: int) -> list[Microbatch]:
-        dp = self.mesh["dp"]
+        dp, cp = self.mesh["dp"], self.mesh["cp"]
         with annotate.phase("data"):
             self.built.fault.begin(number, self.loader)
             batches = self.loader.load(number, dp.index, dp.size)
+            if cp.size > 1:
+                own = positions(self.config.train.sequence, cp.index, cp.size)
+                batches = [batch.at(own) for batch in batches]
         if self.device.type == "cpu":
             return batches
         with annotate.phase("h2d"):
@@ -106,7 +110,7 @@ class Trainer:
         valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
         tokens = valid.double()
         with annotate.phase("communication"):
-            self.mesh["dp"].all_reduce(tokens)
+            self.mesh.data.all_reduce(tokens)
         return tokens
 
     def _over_world(
@@ -114,8 +118,8 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Loss, gradient norm and each rank's memory, in one sum over the world.
 
-        Each rank adds only what no other does: its dp share of the loss (the last stage's, once a
-        tp group), its own part of the squared norm, and its memory in its own place.
+        Each rank adds only what no other does: its dp and cp share of the loss (the last stage's,
+        once a tp group), its own part of the squared norm, and its memory in its own place.
         """
         counts_loss = self.mesh["tp"].index == 0
         square = optim.own_square(self.built.pieces, self.built.sharded, self.mesh)

@@ -45,6 +45,18 @@ def load(arguments: list[str], world: int) -> Config:
     Raises ConfigError with every problem found. Layouts are judged only once all values are sound,
     since a layout of nonsense values would add nonsense.
     """
+    config = read(arguments)
+    found = _range_problems(config, world) or layout_problems(config, world)
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def read(arguments: list[str]) -> Config:
+    """The Config that these arguments spell, whether it can work or not.
+
+    Raises ConfigError for unknown keys, and for values of the wrong kind.
+    """
     values: dict[str, Any] = {}
     found: list[str] = []
     paths, pairs = _split(arguments, found)
@@ -57,11 +69,7 @@ def load(arguments: list[str], world: int) -> Config:
         _place(key, value, sections, found)
     if found:
         raise ConfigError(found)
-    config = Config(**{name: _SECTIONS[name](**given) for name, given in sections.items()})
-    found = _range_problems(config, world) or layout_problems(config, world)
-    if found:
-        raise ConfigError(found)
-    return config
+    return Config(**{name: _SECTIONS[name](**given) for name, given in sections.items()})
 
 
 def usage() -> str:

@@ -33,6 +33,7 @@ def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
         "accumulation scaled twice": _scaled_twice,
         "no sum at the entry": _no_entry_sum,
         "no sum of norm weights": _no_norm_sum,
+        "ring gradient stays": _ring_gradient_stays,
     }[name]
     return plant(trainer)
 
@@ -77,6 +78,17 @@ def _scaled_twice(trainer: Trainer) -> AbstractContextManager[object]:
             bucket.flat.div_(buckets.passes)
 
     return mock.patch.object(buckets, "finish", finish)
+
+
+def _ring_gradient_stays(trainer: Trainer) -> AbstractContextManager[object]:
+    """Each rank keeps the key and value gradients that it last held, instead of its own."""
+    from trainer.parallel import context
+
+    def stay(way: context._Way, own: torch.Tensor) -> torch.Tensor:
+        context._arrived(way)
+        return own
+
+    return mock.patch.object(context, "bring_home", stay)
 
 
 def _no_norm_sum(trainer: Trainer) -> AbstractContextManager[object]:

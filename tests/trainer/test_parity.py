@@ -35,6 +35,12 @@ SMALL = (
     "parallel.bucket=20000",
 )
 INTERLEAVED = ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual=2")
+CONTEXT = {
+    "cp4": ("parallel.cp=4",),
+    "cp2 tp2": ("parallel.cp=2", "parallel.tp=2"),
+    "cp2 dp2": ("parallel.cp=2",),
+    "cp2 pp2": ("parallel.cp=2", "parallel.pp=2"),
+}
 LAYOUTS = {
     "dp4": ("parallel.dp=4",),
     "tp4": ("parallel.tp=4",),
@@ -74,6 +80,13 @@ LAYOUTS = {
         "parallel.sp=true",
         "memory.checkpoint=every-2",
     ),
+    **{
+        f"{name} {form}": (*layout, f"parallel.cp_form={form}")
+        for form in ("ring", "all-gather")
+        for name, layout in CONTEXT.items()
+    },
+    "cp2 zero3 tp2 sp": ("parallel.cp=2", "parallel.tp=2", "parallel.zero=3", "parallel.sp=true"),
+    "cp2 dp2, cp outermost": ("parallel.cp=2", "mesh.order=cp,tp,pp,dp", "parallel.zero=1"),
     "pp4, one bucket": ("parallel.pp=4", "parallel.bucket=100000000"),
 }
 
@@ -149,6 +162,7 @@ def test_the_text_makes_ranks_unequal(reference: Part) -> None:
         ("norm counts replicas", ("parallel.dp=2", "parallel.tp=2"), 1e-2),
         ("accumulation scaled twice", ("parallel.dp=2",), 0.1),
         ("no sum at the entry", ("parallel.tp=4",), 1e-2),
+        ("ring gradient stays", ("parallel.cp=2",), 1e-2),
         ("no sum of norm weights", ("parallel.tp=2", "parallel.sp=true"), 1e-2),
     ],
 )

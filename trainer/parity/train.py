@@ -12,12 +12,11 @@ import torch
 
 from trainer.loop import Trainer
 from trainer.parity.outcome import Fragment, Part
+from trainer.parity.work import STEPS
 from trainer.settings import load
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-STEPS = 3
 
 
 def train(settings: tuple[str, ...], world: int) -> Part:
