@@ -18,6 +18,7 @@ COMMANDS = {
     "report": "the verdict of run directories, as text, JSON, markdown or HTML",
     "dashboard": "look at a finished or a live run in the browser",
     "topo": "a node's GPU and NIC topology, drawn and checked; with --plan before launch",
+    "parity": "prove a parallel config of the trainer equal to one process",
     "bench": "measure ourselves",
     "explain": "what a cause is, what decides it, its cures and what not to do",
 }

@@ -8,12 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.layout import microbatches, stage_layers
+from trainer.parallel import schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.loop import StepResult, Trainer
 
+_GRADIENTS = (
+    "{} bucket(s) summed over dp during backward, once a step",
+    "{} bucket(s) summed over dp once a step; optimizer states shared (zero 1)",
+    "{} bucket(s) reduce-scattered over dp in each backward; optimizer states shared (zero 2)",
+    "{} layers gathered when needed, gradients reduce-scattered, states shared (zero 3)",
+)
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -91,7 +98,8 @@ def _groups(trainer: Trainer, name: str) -> str:
 
 def _model(trainer: Trainer) -> str:
     model = trainer.config.model
-    layers = [len(own) for own in stage_layers(model.layers, trainer.layout.pp)]
+    stages = trainer.layout.pp * trainer.config.parallel.virtual
+    layers = [len(own) for own in stage_layers(model.layers, stages)]
     split = f" ({'+'.join(map(str, layers))} by stage)" if len(layers) > 1 else ""
     return (
         f"{model.layers} layers{split}, width {model.width}, {model.heads} heads over "
@@ -107,8 +115,8 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
     return [
         (
             "gradients",
-            f"{buckets} bucket(s) summed over dp during backward, once a step"
-            if layout.dp > 1
+            _GRADIENTS[config.parallel.zero].format(buckets)
+            if trainer.mesh.data.size > 1
             else "no sum over dp: one replica",
         ),
         (
@@ -118,10 +126,31 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             else "whole on every rank: tp is 1",
         ),
         (
+            "attention",
+            f"on {config.train.sequence // layout.cp} of {config.train.sequence} positions, keys "
+            f"and values by {config.parallel.cp_form} over cp {layout.cp}"
+            if layout.cp > 1
+            else "on whole sequences: cp is 1",
+        ),
+        (
+            "sequence",
+            f"norms and residual stream on shards of the sequence over tp {layout.tp}"
+            if config.parallel.sp
+            else "whole on every rank: parallel.sp=false",
+        ),
+        (
             "schedule",
-            f"1F1B, {layout.pp} stages"
+            f"{config.parallel.schedule}, {layout.pp * config.parallel.virtual} stages; predicted "
+            f"bubble {schedule.bubble(trainer.built.schedules):.1%}, at most "
+            f"{max(schedule.in_flight(trainer.built.schedules))} microbatches in flight on a rank"
             if layout.pp > 1
             else "forward then backward of each microbatch: one stage",
+        ),
+        (
+            "activations",
+            "kept from forward to backward: memory.checkpoint=none"
+            if config.memory.checkpoint == "none"
+            else f"recomputed in backward: {config.memory.checkpoint}",
         ),
         ("clipping", f"global norm {clip:g}" if clip else "off: optim.clip=0"),
         (

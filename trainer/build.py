@@ -15,8 +15,9 @@ import torch
 from trainer import faults
 from trainer.layout import microbatches
 from trainer.model import Transformer, initial_value
-from trainer.parallel import pipeline, schedule, tensor
-from trainer.parallel.ddp import GradientBuckets
+from trainer.parallel import context, pipeline, schedule, tensor
+from trainer.parallel.ddp import GradientBuckets, pack
+from trainer.parallel.zero import ShardedReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.layout import Layout
-    from trainer.mesh import Mesh
+    from trainer.mesh import Axis, Mesh
 
 _WEIGHTS = {
     "float64": torch.float64,
@@ -42,11 +43,18 @@ class Built:
     """This rank's parameters or shards, by the path that they have in the whole model."""
     dims: Mapping[str, int]
     """The dim along which tp splits a parameter, for those that it splits."""
+    pieces: Mapping[str, nn.Parameter]
+    """What this rank updates: its parameters, or under ZeRO its share of each."""
     sharded: Mapping[str, frozenset[str]]
-    """The axes over which a parameter is split, for those that are."""
-    buckets: GradientBuckets
+    """The axes over which pieces are split, for those that are."""
+    buckets: GradientBuckets | ShardedReplicas
+    partial: tensor.PartialSums
     pipeline: pipeline.Pipeline
+    schedules: list[list[schedule.Action]]
+    """Of every pp rank."""
     fault: faults.Fault
+    shapes: Mapping[str, torch.Size]
+    """Of this rank's parameters in the whole model, in the order of forward."""
     whole: int
     """Elements of all parameters of the whole model."""
 
@@ -56,8 +64,9 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     with torch.device("meta"):
         model = Transformer(config.model)
     shapes = {path: p.shape for path, p in model.named_parameters()}
-    pipeline.keep_stage(model, mesh["pp"])
-    dims = tensor.parallelize(model, mesh["tp"])
+    held = pipeline.keep_stages(model, mesh["pp"], config.parallel.virtual)
+    dims = tensor.parallelize(model, mesh["tp"], sequence=config.parallel.sp)
+    context.parallelize(model, mesh["cp"], config.parallel.cp_form)
     model.to(_WEIGHTS[config.train.dtype]).to_empty(device=device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -66,25 +75,63 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             p.copy_(tensor.shard(value, dims[path], mesh["tp"]) if path in dims else value)
     count = microbatches(config, layout)
     fault = faults.make(config.faults, mesh.rank, device)
-    actions = schedule.one_forward_one_backward(layout.pp, count)[mesh["pp"].index]
+    schedules = schedule.make(config.parallel.schedule, layout.pp, count, config.parallel.virtual)
+    chain = dict(model.chain())
+    stages = {
+        stage: [
+            pipeline.Part(path, chain[path], pipeline.recomputed(path, config.memory.checkpoint))
+            for path in paths
+        ]
+        for stage, paths in held.items()
+    }
+    buckets = _replicas(config, stages, mesh.data, count)
+    pieces = buckets.pieces if isinstance(buckets, ShardedReplicas) else parameters
+    shared = frozenset({"dp", "cp"} if config.parallel.zero else ())
+    split = {path: shared | {"tp"} if path in dims else shared for path in pieces}
     return Built(
         parameters=parameters,
         dims=dims,
-        sharded=dict.fromkeys(dims, frozenset({"tp"})),
-        buckets=GradientBuckets(
-            list(parameters.values()),
-            mesh["dp"],
-            bucket_bytes=config.parallel.bucket,
-            passes=count,
+        pieces=pieces,
+        sharded=split,
+        buckets=buckets,
+        partial=tensor.PartialSums(
+            [p for path, p in pieces.items() if config.parallel.sp and path not in dims], mesh["tp"]
         ),
         pipeline=pipeline.Pipeline(
-            model,
+            stages,
             tensor.loss(mesh["tp"]),
             mesh["pp"],
-            actions,
+            schedules[mesh["pp"].index],
+            width=config.model.width,
             autocast=torch.bfloat16 if config.train.dtype == "bfloat16" else None,
             fault=fault,
+            shards=layout.tp if config.parallel.sp else 1,
         ),
+        schedules=schedules,
         fault=fault,
+        shapes={path: shapes[path] for path in parameters},
         whole=sum(shape.numel() for shape in shapes.values()),
     )
+
+
+def _replicas(
+    config: Config, stages: Mapping[int, list[pipeline.Part]], axis: Axis, passes: int
+) -> GradientBuckets | ShardedReplicas:
+    """How replicas of this rank's parameters keep in step: DDP, or a form of ZeRO."""
+    zero, size = config.parallel.zero, config.parallel.bucket
+    parts = [part for stage in stages.values() for part in stage]
+    named = [[(f"{o.path}.{n}", p) for n, p in o.module.named_parameters()] for o in parts]
+    if zero == 0:
+        flat = [p for one in named for _, p in one]
+        return GradientBuckets(flat, axis, bucket_bytes=size, passes=passes)
+    if zero == 3:
+        shared = ShardedReplicas(named, axis, stage=3, passes=passes)
+        for part, unit in zip(parts, shared.buckets, strict=True):
+            shared.wrap(part.module, unit)
+        return shared
+    path_of = {p: path for one in named for path, p in one}
+    groups = []
+    for stage in stages.values():  # a bucket never spans stages: their backwards come apart
+        own = [p for part in stage for p in part.module.parameters()]
+        groups += [[(path_of[p], p) for p in one] for one in pack(own[::-1], size)]
+    return ShardedReplicas(groups, axis, stage=zero, passes=passes)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 VOCABULARY = 256
 """The vocabulary is bytes: no tokenizer to ship, to match, or to get wrong."""
 
-AXES = ("pp", "dp", "tp")
+AXES = ("pp", "dp", "cp", "tp")
 """Axes of the mesh that this trainer knows."""
+ALWAYS = ("pp", "dp", "tp")
+"""Those that a mesh has even where their size is 1."""
 
 
 class ConfigError(Exception):
@@ -81,15 +83,40 @@ class ParallelConfig:
     """How many ranks share what."""
 
     dp: int = 0
-    """Replicas of the model; 0: what tp and pp leave of the world."""
+    """Replicas of the model; 0: what tp, cp and pp leave of the world."""
     tp: int = 1
     """Ranks that share every layer's matrices."""
     pp: int = 1
     """Stages that the layers are cut into."""
+    cp: int = 1
+    """Ranks that share every sequence."""
+    cp_form: str = field(default="ring", metadata={"choices": ("ring", "all-gather")})
+    """How attention reaches the other ranks' keys and values: they go round, or are fetched."""
+    schedule: str = field(
+        default="1f1b", metadata={"choices": ("naive", "gpipe", "1f1b", "interleaved")}
+    )
+    """In which order stages do their forwards and backwards; interleaved has virtual stages."""
+    virtual: int = 1
+    """Stages a rank, for schedule=interleaved."""
+    sp: bool = False
+    """Sequence parallelism beside tp: norms and residual stream hold a shard of the sequence."""
+    zero: int = field(default=0, metadata={"choices": (0, 1, 2, 3)})
+    """What replicas share instead of each holding it whole: 1 optimizer states, 2 also gradients,
+    3 also parameters (ZeRO, arXiv:1910.02054); 0 nothing."""
     bucket: int = 1 << 20
-    """Bytes of gradients that one dp all-reduce carries (at least one parameter)."""
+    """Bytes of gradients that one dp reduction carries (at least one parameter); with zero=3 the
+    unit is a layer instead."""
     timeout: float = 600.0
     """Seconds after which the backend gives up on a collective."""
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """What is computed twice rather than kept."""
+
+    checkpoint: str = "none"
+    """Layers whose activations are recomputed in backward: none, full (all), or every-K, such as
+    every-2: layers 0, 2, 4 ..."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +124,8 @@ class MeshConfig:
     """How ranks are laid out."""
 
     order: tuple[str, ...] = AXES
-    """Axes from outermost to innermost; the last one's ranks are neighbours."""
+    """Axes from outermost to innermost; the last one's ranks are neighbours. cp need not be named
+    where it is 1."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +192,7 @@ class Config:
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
+    memory: MemoryConfig = MemoryConfig()
     mesh: MeshConfig = MeshConfig()
     optim: OptimConfig = OptimConfig()
     log: LogConfig = LogConfig()

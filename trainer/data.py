@@ -39,6 +39,10 @@ class Microbatch:
     targets: torch.Tensor
     """The byte after each input; IGNORE where that byte belongs to the next file."""
 
+    def at(self, positions: torch.Tensor) -> Microbatch:
+        """The same samples at some of their positions only."""
+        return Microbatch(self.inputs[:, positions], self.targets[:, positions])
+
     def to(self, device: torch.device) -> Microbatch:
         """The same on another device."""
         return Microbatch(

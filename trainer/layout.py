@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from trainer.config import AXES, VOCABULARY
+from trainer.config import ALWAYS, AXES, VOCABULARY
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -27,22 +27,23 @@ class Layout:
     dp: int
     tp: int
     pp: int
+    cp: int = 1
 
     def size(self, axis: str) -> int:
         """Ranks along one axis."""
-        return {"dp": self.dp, "tp": self.tp, "pp": self.pp}[axis]
+        return {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp}[axis]
 
     @property
     def world(self) -> int:
         """Ranks in all."""
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.cp
 
 
 def resolve(config: Config, world: int) -> Layout:
-    """The layout asked for; dp=0 becomes what tp and pp leave of the world (0 if nothing fits)."""
+    """The layout asked for; dp=0 becomes what the others leave of the world (0: nothing fits)."""
     parallel = config.parallel
-    dp = parallel.dp or world // (parallel.tp * parallel.pp)
-    return Layout(dp=dp, tp=parallel.tp, pp=parallel.pp)
+    dp = parallel.dp or world // (parallel.tp * parallel.pp * parallel.cp)
+    return Layout(dp=dp, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
 
 
 def microbatches(config: Config, layout: Layout) -> int:
@@ -66,9 +67,11 @@ def problems(config: Config, world: int) -> list[str]:
     found = [*_model_problems(config), *_layout_problems(config, layout, world)]
     if len(found) > len(_model_problems(config)):
         found.append(_nearest_line(config, layout, world))
-    if sorted(config.mesh.order) != sorted(AXES):
+    order = config.mesh.order
+    needed = [axis for axis in AXES if axis in ALWAYS or layout.size(axis) > 1]
+    if set(needed) - set(order) or set(order) - set(AXES) or len(set(order)) < len(order):
         found.append(
-            f"mesh.order={','.join(config.mesh.order)} must name each of {', '.join(AXES)} once "
+            f"mesh.order={','.join(order)} must name each of {', '.join(needed)} once "
             f"(mesh.order={','.join(AXES)})"
         )
     return found
@@ -77,9 +80,11 @@ def problems(config: Config, world: int) -> list[str]:
 def legal(config: Config, world: int) -> list[Layout]:
     """Every layout that this model, batch and world allow."""
     layouts = [
-        Layout(dp=world // (tp * pp), tp=tp, pp=pp)
-        for tp in _divisors(world)
-        for pp in _divisors(world // tp)
+        Layout(dp=world // (cp * tp * pp), tp=tp, pp=pp, cp=cp)
+        for cp in {1, config.parallel.cp}
+        if cp <= world
+        for tp in _divisors(world // cp)
+        for pp in _divisors(world // cp // tp)
     ]
     return [one for one in layouts if not _layout_problems(config, one, world)]
 
@@ -102,6 +107,19 @@ def _model_problems(config: Config) -> list[str]:
             f"model.kv_heads={model.kv_heads} does not divide model.heads={model.heads} "
             f"(model.kv_heads={_nearest(_divisors(model.heads), model.kv_heads)})"
         )
+    virtual = config.parallel.virtual
+    if (config.parallel.schedule == "interleaved") != (virtual > 1):
+        found.append(
+            f"parallel.virtual={virtual} and parallel.schedule={config.parallel.schedule}: several "
+            f"stages a rank are interleaved, and only they "
+            f"(parallel.schedule=interleaved parallel.virtual=2, or parallel.virtual=1)"
+        )
+    kind = config.memory.checkpoint
+    count = kind.removeprefix("every-")
+    if kind not in {"none", "full"} and not (kind != count and count.isdigit() and int(count) > 0):
+        found.append(
+            f"memory.checkpoint={kind} is not none, full or every-K (memory.checkpoint=every-2)"
+        )
     return found
 
 
@@ -109,15 +127,17 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
     model, train = config.model, config.train
     found = []
     if layout.world != world and not config.parallel.dp:
-        shared = layout.tp * layout.pp
+        names, sizes = _product(layout, ("tp", "pp"))
+        shared = layout.tp * layout.pp * layout.cp
         found.append(
-            f"tp x pp = {layout.tp} x {layout.pp} = {shared} does not divide {world} ranks "
-            f"(parallel.tp, parallel.pp or --nproc-per-node)"
+            f"{names} = {sizes} = {shared} does not divide {world} ranks "
+            f"(parallel.tp, parallel.pp, parallel.cp or --nproc-per-node)"
         )
     elif layout.world != world:
+        names, sizes = _product(layout, ("dp", "tp", "pp"))
         found.append(
-            f"dp x tp x pp = {layout.dp} x {layout.tp} x {layout.pp} = {layout.world}, but there "
-            f"are {world} ranks (parallel.dp, parallel.tp, parallel.pp or --nproc-per-node)"
+            f"{names} = {sizes} = {layout.world}, but there are {world} ranks "
+            f"(parallel.dp, parallel.tp, parallel.pp, parallel.cp or --nproc-per-node)"
         )
     if layout.tp > model.kv_heads:
         found.append(
@@ -137,10 +157,23 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"parallel.tp={layout.tp} does not divide {', '.join(bad)} "
             f"(parallel.tp={_nearest(_divisors(common), layout.tp)})"
         )
+    stages = layout.pp * config.parallel.virtual
     if layout.pp > model.layers:
         found.append(
             f"parallel.pp={layout.pp} stages exceed model.layers={model.layers} "
             f"(parallel.pp={model.layers} or model.layers={layout.pp})"
+        )
+    elif stages > model.layers:
+        found.append(
+            f"parallel.pp x parallel.virtual = {stages} stages exceed model.layers={model.layers} "
+            f"(parallel.virtual={model.layers // layout.pp} or model.layers={stages})"
+        )
+    found += _schedule_problems(config, layout)
+    found += _sequence_problems(config, layout)
+    if config.parallel.zero and layout.dp * layout.cp == 1:
+        found.append(
+            f"parallel.zero={config.parallel.zero} shares over replicas (dp and cp), and there is "
+            f"one (parallel.zero=0, or fewer tp x pp)"
         )
     piece = layout.dp * train.microbatch
     if piece and train.global_batch % piece:
@@ -150,6 +183,47 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"{layout.dp} x {train.microbatch} (train.global_batch={whole})"
         )
     return found
+
+
+def _schedule_problems(config: Config, layout: Layout) -> list[str]:
+    """Whether the schedule can run on these stages and microbatches."""
+    found: list[str] = []
+    if config.parallel.schedule != "interleaved":
+        return found
+    if layout.pp == 1:
+        found.append(
+            "parallel.schedule=interleaved needs several ranks, and pp is 1 "
+            "(parallel.pp=2, or parallel.schedule=1f1b parallel.virtual=1)"
+        )
+    count = microbatches(config, layout) if layout.dp else 0
+    if count % layout.pp:
+        wanted = -(-count // layout.pp) * layout.pp * layout.dp * config.train.microbatch
+        found.append(
+            f"parallel.schedule=interleaved takes microbatches in groups of pp = {layout.pp}, and "
+            f"{count} are no multiple (train.global_batch={wanted})"
+        )
+    return found
+
+
+def _sequence_problems(config: Config, layout: Layout) -> list[str]:
+    """Whether the sequence can be cut as asked."""
+    length, cp = config.train.sequence, layout.cp
+    if cp > 1 and length % (2 * cp):
+        whole = max(1, round(length / (2 * cp))) * 2 * cp
+        why = f"parallel.cp={cp} cuts a sequence into {2 * cp} chunks, which do not divide "
+        return [f"{why}train.sequence={length} (train.sequence={whole})"]
+    if not config.parallel.sp:
+        return []
+    if layout.tp == 1:
+        why = "parallel.sp=true shards the sequence over tp, and tp is 1"
+        return [f"{why} (parallel.sp=false or parallel.tp=2)"]
+    if length // cp % layout.tp:
+        step = math.lcm(2 * cp, cp * layout.tp) if cp > 1 else layout.tp
+        whole = max(1, round(length / step)) * step
+        share = f"train.sequence={length}" + (f" / {cp}" if cp > 1 else "")
+        why = f"parallel.sp=true: tp = {layout.tp} does not divide {share}"
+        return [f"{why} (train.sequence={whole})"]
+    return []
 
 
 def _nearest_line(config: Config, asked: Layout, world: int) -> str:
@@ -166,9 +240,18 @@ def _nearest_line(config: Config, asked: Layout, world: int) -> str:
             f"model.kv_heads, model.layers or --nproc-per-node"
         )
     shown = "; ".join(
-        f"parallel.tp={one.tp} parallel.pp={one.pp} (dp={one.dp})" for one in fitting[:_SHOWN]
+        f"parallel.tp={one.tp} parallel.pp={one.pp}"
+        + (f" parallel.cp={one.cp}" if config.parallel.cp > 1 else "")
+        + f" (dp={one.dp})"
+        for one in fitting[:_SHOWN]
     )
     return f"nearest layouts that fit {world} ranks: {shown}"
+
+
+def _product(layout: Layout, names: tuple[str, ...]) -> tuple[str, str]:
+    """`tp x pp` and `2 x 4`; cp joins where it is on."""
+    names = (*names, "cp") if layout.cp > 1 else names
+    return " x ".join(names), " x ".join(str(layout.size(name)) for name in names)
 
 
 def _divisors(number: int) -> list[int]:

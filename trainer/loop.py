@@ -21,6 +21,7 @@ from trainer.build import build
 from trainer.data import Loader, Microbatch, open_corpus
 from trainer.layout import resolve
 from trainer.model import IGNORE
+from trainer.parallel.context import positions
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -61,7 +62,7 @@ class Trainer:
             seed=config.train.seed,
         )
         self.built = build(config, self.layout, self.mesh, device)
-        self.optimizer = optim.adamw(self.built.parameters, config.optim)
+        self.optimizer = optim.adamw(self.built.pieces, config.optim, self.built.shapes)
 
     def step(self, number: int) -> StepResult:
         """Run optimizer step `number`."""
@@ -73,6 +74,7 @@ class Trainer:
             own_loss = self.built.pipeline.run(batches, tokens)
             with annotate.phase("communication"):
                 self.built.buckets.finish()
+                self.built.partial.finish()
             loss, norm, memory = self._over_world(own_loss, tokens)
             lr = optim.learning_rate(number, self.config.train.steps, self.config.optim)
             self._update(norm, lr)
@@ -91,10 +93,13 @@ class Trainer:
         return result
 
     def _load(self, number: int) -> list[Microbatch]:
-        dp = self.mesh["dp"]
+        dp, cp = self.mesh["dp"], self.mesh["cp"]
         with annotate.phase("data"):
             self.built.fault.begin(number, self.loader)
             batches = self.loader.load(number, dp.index, dp.size)
+            if cp.size > 1:
+                own = positions(self.config.train.sequence, cp.index, cp.size)
+                batches = [batch.at(own) for batch in batches]
         if self.device.type == "cpu":
             return batches
         with annotate.phase("h2d"):
@@ -105,7 +110,7 @@ class Trainer:
         valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
         tokens = valid.double()
         with annotate.phase("communication"):
-            self.mesh["dp"].all_reduce(tokens)
+            self.mesh.data.all_reduce(tokens)
         return tokens
 
     def _over_world(
@@ -113,11 +118,11 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Loss, gradient norm and each rank's memory, in one sum over the world.
 
-        Each rank adds only what no other does: its dp share of the loss (the last stage's, once a
-        tp group), its own part of the squared norm, and its memory in its own place.
+        Each rank adds only what no other does: its dp and cp share of the loss (the last stage's,
+        once a tp group), its own part of the squared norm, and its memory in its own place.
         """
         counts_loss = self.mesh["tp"].index == 0
-        square = optim.own_square(self.built.parameters, self.built.sharded, self.mesh)
+        square = optim.own_square(self.built.pieces, self.built.sharded, self.mesh)
         values = torch.zeros(2 + self.mesh.world, dtype=torch.float64, device=self.device)
         values[0] = own_loss if counts_loss else 0.0
         values[1] = square
@@ -129,10 +134,13 @@ class Trainer:
 
     def _update(self, norm: torch.Tensor, lr: float) -> None:
         with annotate.phase("optimizer"):
-            optim.clip(self.built.parameters, norm, self.config.optim.clip)
+            optim.clip(self.built.pieces, norm, self.config.optim.clip)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
+        if self.config.parallel.zero:
+            with annotate.phase("communication"):
+                self.built.buckets.updated()
 
 
 def held_memory(device: torch.device) -> int:

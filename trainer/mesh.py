@@ -19,12 +19,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from collectors import annotate
-from trainer.config import ConfigError
+from trainer.config import ALWAYS, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch.distributed.device_mesh import DeviceMesh
+
     from trainer.layout import Layout
+
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Named anew in torch 2.14, which warns of the old names."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,28 @@ class Axis:
         if self.group is not None:
             dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, group=self.group)
 
+    def all_gather(self, into: torch.Tensor, own: torch.Tensor) -> None:
+        """Everybody's `own`, by index, end to end in `into`; both contiguous."""
+        if self.group is None:
+            into.view(-1).copy_(own.view(-1))
+        else:
+            _gather(into.view(-1), own.view(-1), group=self.group)
+
+    def reduce_scatter(
+        self, own: torch.Tensor, whole: torch.Tensor, *, wait: bool = True
+    ) -> dist.Work | None:
+        """Sum `whole` over the axis and keep this rank's share of it in `own`; both contiguous.
+
+        Without `wait` the work is returned, and `whole` must live until it is done.
+        """
+        if self.group is None:
+            own.view(-1).copy_(whole.view(-1))
+            return None
+        work: dist.Work | None = _scatter(
+            own.view(-1), whole.view(-1), group=self.group, async_op=not wait
+        )
+        return work
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -54,9 +82,11 @@ class Mesh:
     """By name, outermost first."""
     rank: int
     world: int
+    data: Axis
+    """dp and cp together: ranks that hold the same parameters and see different tokens."""
 
     def __getitem__(self, name: str) -> Axis:
-        return self.axes[name]
+        return self.axes.get(name) or _alone(name, self.rank)
 
     def sum_over_world(self, tensor: torch.Tensor) -> None:
         """Sum in place over all ranks, on the default group."""
@@ -86,8 +116,9 @@ def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout:
     `timeout` is in seconds and holds for the axes' groups, which do not inherit the default one's.
     """
     if layout.world == 1:
-        axes = {name: Axis(name, 1, 0, (0,), None) for name in order}
-        return Mesh(axes=axes, rank=0, world=1)
+        axes = {name: _alone(name, 0) for name in order if name in ALWAYS}
+        return Mesh(axes=axes, rank=0, world=1, data=axes["dp"])
+    order = tuple(name for name in order if name in ALWAYS or layout.size(name) > 1)
     grid = init_device_mesh(
         device.type, tuple(layout.size(name) for name in order), mesh_dim_names=order
     )
@@ -101,7 +132,32 @@ def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout:
             _limit(group, timeout)
             annotate.group(group.group_name, name)
     annotate.mesh({name: axis.index for name, axis in axes.items()}, order)
-    return Mesh(axes=axes, rank=dist.get_rank(), world=layout.world)
+    data = _together(grid, axes, timeout) if layout.cp > 1 else axes["dp"]
+    return Mesh(axes=axes, rank=dist.get_rank(), world=layout.world, data=data)
+
+
+def _alone(name: str, rank: int) -> Axis:
+    return Axis(name, 1, 0, (rank,), None)
+
+
+def _together(grid: DeviceMesh, axes: Mapping[str, Axis], timeout: float) -> Axis:
+    """dp and cp as one axis, by rank; a group of its own only where both are on."""
+    if axes["dp"].size == 1:
+        return axes["cp"]
+    names = list(axes)
+    dims = [names.index("dp"), names.index("cp")]
+    rest = [i for i in range(len(names)) if i not in dims]
+    rows = grid.mesh.permute(*rest, *dims).reshape(-1, axes["dp"].size * axes["cp"].size)
+    found = None
+    for row in map(sorted, rows.tolist()):  # every rank makes every group, in the same order
+        group = dist.new_group(row)
+        if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
+            found = Axis("dp", len(row), row.index(dist.get_rank()), tuple(row), group)
+            _limit(group, timeout)
+            annotate.group(group.group_name, "dp")
+    if found is None:
+        raise RuntimeError(f"rank {dist.get_rank()} is not in the mesh")
+    return found
 
 
 def _limit(group: dist.ProcessGroup, timeout: float) -> None:

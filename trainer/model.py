@@ -46,14 +46,22 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        table = rotary_table(x.shape[1], self.head, self.rope_base, query.dtype, x.device)
+        table = self.table(x.shape[1], query.dtype, x.device)
         query, key = rotate(query, table), rotate(key, table)
+        mixed = self.attend(query, key, value)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+    def table(self, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles of the `length` positions that this module sees."""
+        return rotary_table(length, self.head, self.rope_base, dtype, device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(batch, heads, sequence, head), fewer heads of keys and values, to the queries' shape."""
         serve = query.shape[1] // key.shape[1]
         if serve > 1:
             key, value = (one.repeat_interleave(serve, dim=1) for one in (key, value))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
-        return out
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class MLP(nn.Module):

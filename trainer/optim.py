@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from trainer.mesh import Mesh
 
 
-def adamw(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Matrices decay, vectors (norms) do not."""
-    matrices = [p for p in parameters.values() if p.dim() > 1]
-    vectors = [p for p in parameters.values() if p.dim() <= 1]
+def adamw(
+    parameters: Mapping[str, nn.Parameter], config: OptimConfig, shapes: Mapping[str, torch.Size]
+) -> torch.optim.AdamW:
+    """Matrices decay, vectors (norms) do not; `shapes` are those of the whole parameters."""
+    matrices = [p for path, p in parameters.items() if len(shapes[path]) > 1]
+    vectors = [p for path, p in parameters.items() if len(shapes[path]) <= 1]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -60,9 +62,8 @@ def own_square(
         for path, p in parameters.items()
         if p.grad is not None and mesh.owns(sharded.get(path, frozenset()))
     ]
-    device = next(iter(parameters.values())).device
     if not counted:
-        return torch.zeros((), dtype=torch.float64, device=device)
+        return torch.zeros((), dtype=torch.float64)
     return nn.utils.get_total_norm(counted).double().square()
 
 

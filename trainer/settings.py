@@ -24,6 +24,7 @@ from trainer.layout import problems as layout_problems
 _SECTIONS: dict[str, Any] = {field.name: type(field.default) for field in fields(Config)}
 _ZERO_IS_FINE = {
     "parallel.dp",
+    "parallel.zero",
     "optim.warmup",
     "optim.clip",
     "optim.weight_decay",
@@ -44,6 +45,18 @@ def load(arguments: list[str], world: int) -> Config:
     Raises ConfigError with every problem found. Layouts are judged only once all values are sound,
     since a layout of nonsense values would add nonsense.
     """
+    config = read(arguments)
+    found = _range_problems(config, world) or layout_problems(config, world)
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def read(arguments: list[str]) -> Config:
+    """The Config that these arguments spell, whether it can work or not.
+
+    Raises ConfigError for unknown keys, and for values of the wrong kind.
+    """
     values: dict[str, Any] = {}
     found: list[str] = []
     paths, pairs = _split(arguments, found)
@@ -56,11 +69,7 @@ def load(arguments: list[str], world: int) -> Config:
         _place(key, value, sections, found)
     if found:
         raise ConfigError(found)
-    config = Config(**{name: _SECTIONS[name](**given) for name, given in sections.items()})
-    found = _range_problems(config, world) or layout_problems(config, world)
-    if found:
-        raise ConfigError(found)
-    return config
+    return Config(**{name: _SECTIONS[name](**given) for name, given in sections.items()})
 
 
 def usage() -> str:
@@ -77,7 +86,7 @@ def usage() -> str:
             lines.append(f"  {section}.{field.name}={default}")
             lines.append(f"      {documented[field.name]}")
             if choices := field.metadata.get("choices"):
-                lines.append(f"      one of: {', '.join(choices)}")
+                lines.append(f"      one of: {', '.join(map(str, choices))}")
     return "\n".join(lines)
 
 
@@ -148,14 +157,16 @@ def _place(key: str, value: Any, sections: dict[str, dict[str, Any]], found: lis
         return
     choices = known[name].metadata.get("choices")
     if choices and converted not in choices:
-        near = difflib.get_close_matches(str(converted), choices, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(str(converted), map(str, choices), n=1, cutoff=0.4)
         hint = f"; did you mean {key}={near[0]}?" if near else ""
-        found.append(f"{key}={converted} is not one of {', '.join(choices)}{hint}")
+        found.append(f"{key}={converted} is not one of {', '.join(map(str, choices))}{hint}")
         return
     sections[section][name] = converted
 
 
 def _convert(value: Any, kind: Any) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -164,7 +175,9 @@ def _convert(value: Any, kind: Any) -> Any:
         return str(value)
     if kind == tuple[str, ...] and isinstance(value, list | str):
         return tuple(map(str, value)) if isinstance(value, list) else (value,)
-    wanted = {int: "a whole number", float: "a number", str: "text"}.get(kind, "a list of words")
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(
+        kind, "a list of words"
+    )
     raise ValueError(f"must be {wanted}")
 
 
@@ -175,7 +188,7 @@ def _range_problems(config: Config, world: int) -> list[str]:
         for field in fields(owner):
             key = f"{section}.{field.name}"
             value = getattr(getattr(config, section), field.name)
-            if not isinstance(value, int | float):
+            if not isinstance(value, int | float) or isinstance(value, bool):
                 continue
             if not math.isfinite(value):
                 found.append(f"{key}={value} must be a finite number")

@@ -32,6 +32,8 @@ def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
         "norm counts replicas": _norm_counts_replicas,
         "accumulation scaled twice": _scaled_twice,
         "no sum at the entry": _no_entry_sum,
+        "no sum of norm weights": _no_norm_sum,
+        "ring gradient stays": _ring_gradient_stays,
     }[name]
     return plant(trainer)
 
@@ -76,6 +78,22 @@ def _scaled_twice(trainer: Trainer) -> AbstractContextManager[object]:
             bucket.flat.div_(buckets.passes)
 
     return mock.patch.object(buckets, "finish", finish)
+
+
+def _ring_gradient_stays(trainer: Trainer) -> AbstractContextManager[object]:
+    """Each rank keeps the key and value gradients that it last held, instead of its own."""
+    from trainer.parallel import context
+
+    def stay(way: context._Way, own: torch.Tensor) -> torch.Tensor:
+        context._arrived(way)
+        return own
+
+    return mock.patch.object(context, "bring_home", stay)
+
+
+def _no_norm_sum(trainer: Trainer) -> AbstractContextManager[object]:
+    """Sequence parallelism without the sum of the norm weights' gradients over tp."""
+    return mock.patch.object(trainer.built.partial, "finish", lambda: None)
 
 
 def _no_entry_sum(trainer: Trainer) -> AbstractContextManager[object]:

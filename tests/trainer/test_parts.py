@@ -13,6 +13,7 @@ from trainer import optim
 from trainer.config import OptimConfig
 from trainer.mesh import Axis, Mesh
 from trainer.parallel.ddp import GradientBuckets
+from trainer.parallel.zero import ShardedReplicas
 
 
 def layers() -> nn.Sequential:
@@ -121,7 +122,7 @@ def test_each_element_is_counted_by_one_rank(dp: int, tp: int, want: float) -> N
         "dp": Axis("dp", 2, dp, (0, 1), None),
         "tp": Axis("tp", 2, tp, (0, 1), None),
     }
-    mesh = Mesh(axes=axes, rank=0, world=8)
+    mesh = Mesh(axes=axes, rank=0, world=8, data=axes["dp"])
     parameters = gradients(3.0, 4.0)
     square = optim.own_square(parameters, {"p1": frozenset({"tp"})}, mesh)
     assert math.isclose(square.item(), want, abs_tol=1e-12)
@@ -134,6 +135,27 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     }
     for p in parameters.values():
         p.grad = torch.zeros_like(p)
-    optim.adamw(parameters, OptimConfig(lr=0.5, weight_decay=0.1)).step()
+    shapes = {path: p.shape for path, p in parameters.items()}
+    optim.adamw(parameters, OptimConfig(lr=0.5, weight_decay=0.1), shapes).step()
     assert torch.allclose(parameters["matrix"], torch.full((2, 2), 0.95))
     assert torch.equal(parameters["norm"], torch.ones(2))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_zero_shares_what_its_stage_says(stage: int, index: int) -> None:
+    model = layers()
+    before = [p.detach().clone() for p in model.parameters()]
+    axis = Axis("dp", 3, index, (0, 1, 2), group=None)
+    groups = [[(f"{i}.weight", layer.weight)] for i, layer in enumerate(model)]
+    shared = ShardedReplicas(groups, axis, stage=stage, passes=1)
+    for (path, piece), whole in zip(shared.pieces.items(), before, strict=True):
+        start = shared.starts[path]
+        assert torch.equal(piece.detach(), whole.flatten()[start : start + piece.numel()])
+        assert start == 22 * index
+    assert sum(p.numel() for p in shared.pieces.values()) == 4 * (22 if index < 2 else 20)
+    kept = sum(p.untyped_storage().nbytes() for p in model.parameters())
+    assert kept == (0 if stage == 3 else 4 * 66 * 4)
+    shared.start()
+    gradients = [p.grad for p in model.parameters()]
+    assert all((one is None) == (stage > 1) for one in gradients)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.parallel.schedule import Action, Kind, one_forward_one_backward
+from trainer.parallel.schedule import (
+    Action,
+    Kind,
+    bubble,
+    in_flight,
+    make,
+    one_forward_one_backward,
+)
 
 SHAPES = [(p, m) for p in range(1, 9) for m in (1, 2, 3, 4, 7, 8, 16, 33)]
 MIRROR = {Kind.SEND_OUTPUT: Kind.RECV_INPUT, Kind.SEND_GRADIENT: Kind.RECV_GRADIENT}
 
 
 def batches(actions: list[Action]) -> list[list[Action]]:
-    """What the executor starts at once: adjacent moves with one peer."""
-    from trainer.parallel.pipeline import _moves_together
-
-    return list(_moves_together(actions))
+    """What the executor starts at once: one action at a time."""
+    return [[action] for action in actions]
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
@@ -39,13 +44,19 @@ def test_in_flight_is_bounded(stages: int, microbatches: int) -> None:
         assert held == 0
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
 def test_it_runs_to_the_end_even_when_every_send_waits_for_its_receive(
-    stages: int, microbatches: int
+    name: str, ranks: int, microbatches: int
 ) -> None:
-    """The strictest backend: a batch of moves ends only when the peer has started its halves."""
-    schedules = [batches(actions) for actions in one_forward_one_backward(stages, microbatches)]
-    at = [0] * stages
+    """The strictest backend: a move ends only when the peer has started its half."""
+    if name == "interleaved" and ranks == 1:
+        ranks = 2  # one rank with several stages is refused
+    virtual = 3 if name == "interleaved" else 1
+    microbatches *= ranks if name == "interleaved" else 1
+    schedules = [batches(actions) for actions in make(name, ranks, microbatches, virtual)]
+    stages = ranks * virtual
+    at = [0] * ranks
     started: set[Action] = set()
     done: set[Action] = set()
     moved = True
@@ -86,3 +97,25 @@ def test_three_stages_four_microbatches_as_drawn() -> None:
         for actions in one_forward_one_backward(3, 4)
     ]
     assert ours == drawn
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 4), (4, 8), (8, 16)])
+def test_predictions_from_the_lists_are_the_known_formulas(ranks: int, microbatches: int) -> None:
+    p, m = ranks, microbatches
+    assert bubble(make("naive", p, m)) == pytest.approx((p - 1) / p)
+    for name in ("gpipe", "1f1b"):
+        assert bubble(make(name, p, m)) == pytest.approx((p - 1) / (m + p - 1))
+    for v in (2, 3):
+        assert bubble(make("interleaved", p, m, v)) == pytest.approx((p - 1) / (v * m + p - 1))
+    assert in_flight(make("naive", p, m)) == [1] * p
+    assert in_flight(make("gpipe", p, m)) == [m] * p
+    assert in_flight(make("1f1b", p, m)) == [min(p - rank, m) for rank in range(p)]
+    fill = [min(2 * m, 2 * (p - rank - 1) + p + 1) for rank in range(p)]
+    assert in_flight(make("interleaved", p, m, 2)) == fill
+
+
+def test_interleaved_runs_each_stage_of_a_microbatch_once() -> None:
+    for rank, actions in enumerate(make("interleaved", 4, 8, 2)):
+        for kind in (Kind.FORWARD, Kind.BACKWARD):
+            done = sorted((a.stage, a.microbatch) for a in actions if a.kind is kind)
+            assert done == [(stage, i) for stage in (rank, rank + 4) for i in range(8)]

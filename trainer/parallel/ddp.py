@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     from trainer.mesh import Axis
@@ -56,7 +58,9 @@ class GradientBuckets:
         self.axis = axis
         self.passes = passes
         # Backward reaches the last parameters first, so their buckets fill and leave first.
-        self.buckets = [_Bucket(group) for group in _pack(parameters[::-1], bucket_bytes)]
+        self.buckets = [_Bucket(group) for group in pack(parameters[::-1], bucket_bytes)]
+        self.starts: Mapping[str, int] = {}
+        """Where this rank's piece of a parameter begins: each is whole here."""
         self._next = 0
         for bucket in self.buckets:
             for p in bucket.parameters:
@@ -76,6 +80,9 @@ class GradientBuckets:
             if bucket.work is not None:
                 bucket.work.wait()
 
+    def updated(self) -> None:
+        """The parameters have new values: every replica has computed the same."""
+
     def _arrived(self, bucket: _Bucket, _parameter: Tensor) -> None:
         """One gradient of `bucket` was added; buckets leave in order, the same on every rank."""
         bucket.missing -= 1
@@ -91,7 +98,7 @@ class GradientBuckets:
         self._next = until
 
 
-def _pack(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+def pack(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Consecutive parameters of one dtype, each group at most `bucket_bytes` or one parameter."""
     groups: list[list[nn.Parameter]] = []
     held = 0

@@ -1,169 +1,212 @@
-"""Pipeline parallelism: this rank's part of the model, and the executor of a schedule.
+"""Pipeline parallelism: this rank's stages of the model, and the executor of a schedule.
 
 In: a model whose `chain()` lists its parts, the pp axis, a list of actions, and microbatches.
-Out: gradients added to the parameters, and the summed loss on the last stage.
+Out: gradients added to the parameters, and the summed loss on the rank of the last stage.
 A run without pp is a pipeline of one stage, so that accumulation over microbatches has one form.
-Receives wait in phase "communication", never inside "forward" or "backward".
+Receives begin early and are waited for in phase "communication", never inside "forward" or
+"backward".
 """
 
 from __future__ import annotations
 
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from collectors import annotate
 from trainer.layout import stage_layers
 from trainer.parallel.schedule import Action, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from trainer.data import Microbatch
     from trainer.faults import Fault
     from trainer.mesh import Axis
     from trainer.model import NextByteLoss, Transformer
 
+    Key = tuple[int, int]
+    """Stage and microbatch."""
 
-def keep_stage(model: Transformer, axis: Axis) -> None:
-    """Drop the parts that other stages hold; what stays keeps its path, and so its start values."""
-    own = stage_layers(len(model.layers), axis.size)[axis.index]
-    for layer in list(model.layers):
-        if int(layer) not in own:
-            del model.layers[layer]
-    if axis.index > 0:
-        del model.embed
-    if axis.index < axis.size - 1:
-        del model.norm
-        del model.head
+
+@dataclass(frozen=True)
+class Part:
+    """One step of a stage's chain."""
+
+    path: str
+    module: nn.Module
+    recomputed: bool
+    """Whether its activations are dropped after forward and computed again in backward."""
+
+
+def keep_stages(model: Transformer, axis: Axis, virtual: int) -> dict[int, list[str]]:
+    """Drop the parts that other ranks hold; the paths of each stage that stays, in order.
+
+    Rank r of p holds stages r, r + p, ...; what stays keeps its path, and so its start values.
+    """
+    stages = axis.size * virtual
+    layers = stage_layers(len(model.layers), stages)
+    held: dict[int, list[str]] = {}
+    for stage in range(axis.index, stages, axis.size):
+        own = [f"layers.{layer}" for layer in layers[stage]]
+        first = ["embed"] if stage == 0 else []
+        last = ["norm", "head"] if stage == stages - 1 else []
+        held[stage] = [*first, *own, *last]
+    kept = {path for paths in held.values() for path in paths}
+    for path, _ in model.chain():
+        if path not in kept:
+            owner, _, name = path.rpartition(".")
+            if owner:
+                del model.layers[name]
+            else:
+                delattr(model, name)
+    return held
+
+
+def recomputed(layer: str, checkpointing: str) -> bool:
+    """Whether memory.checkpoint (none, full, every-K) names this part: layers only."""
+    kind, _, number = layer.rpartition(".")
+    if kind != "layers" or checkpointing == "none":
+        return False
+    every = 1 if checkpointing == "full" else int(checkpointing.removeprefix("every-"))
+    return int(number) % every == 0
 
 
 class Pipeline:
-    """Runs one stage's actions."""
+    """Runs one rank's actions."""
 
     def __init__(
         self,
-        model: Transformer,
+        stages: Mapping[int, list[Part]],
         loss: NextByteLoss,
         axis: Axis,
         actions: list[Action],
         *,
+        width: int,
+        shards: int,
         autocast: torch.dtype | None,
         fault: Fault,
     ) -> None:
-        self.model = model
+        self.stages = stages
         self.loss = loss
         self.axis = axis
-        self.steps = list(_moves_together(actions))
+        self.actions = actions
         self.autocast = autocast
         self.fault = fault
-        self.first = axis.index == 0
-        self.last = axis.index == axis.size - 1
-        first = next(model.parameters())
+        self.last = max(stages) if axis.index == axis.size - 1 else -1
+        """The stage that computes the loss; -1 where another rank has it."""
+        first = next(p for part in next(iter(stages.values())) for p in part.module.parameters())
         self.device, self.dtype = first.device, first.dtype
-        self.width: int = model.width
-        self._inputs: dict[int, Tensor] = {}
-        self._outputs: dict[int, Tensor] = {}
-        self._gradients: dict[int, Tensor] = {}
+        self.width = width
+        self.shards = shards
+        """Parts of the sequence that ranks hold between stages (sequence parallelism)."""
+        self._inputs: dict[Key, Tensor] = {}
+        self._outputs: dict[Key, Tensor] = {}
+        self._gradients: dict[Key, Tensor] = {}
+        self._coming: dict[tuple[Kind, Key], dist.Work] = {}
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
 
     def run(self, microbatches: list[Microbatch], tokens: Tensor) -> Tensor:
         """One step over `microbatches`; gradients are of the summed loss over `tokens`.
 
-        Returns this rank's part of the summed loss: 0 except on the last stage.
+        Returns this rank's part of the summed loss: 0 except on the rank of the last stage.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for actions in self.steps:
-            action = actions[0]
+        for action in self.actions:
+            number, stage = action.microbatch, action.stage
             if action.moves:
-                self._move(actions, microbatches)
+                with annotate.phase("communication", microbatch=number, stage=stage):
+                    self._move(action, microbatches)
             elif action.kind is Kind.FORWARD:
-                with annotate.phase("forward", microbatch=action.microbatch, stage=self.axis.index):
-                    total += self._forward(action.microbatch, microbatches, tokens)
+                self._await(Kind.RECV_INPUT, stage, number)
+                with annotate.phase("forward", microbatch=number, stage=stage):
+                    total += self._forward(stage, number, microbatches[number], tokens)
             else:
-                with annotate.phase(
-                    "backward", microbatch=action.microbatch, stage=self.axis.index
-                ):
-                    self._backward(action.microbatch)
+                self._await(Kind.RECV_GRADIENT, stage, number)
+                with annotate.phase("backward", microbatch=number, stage=stage):
+                    self._backward(stage, number)
         if self._leaving:
             with annotate.phase("communication", stage=self.axis.index):
                 self._settle(keep=0)
         return total
 
-    def _forward(self, index: int, microbatches: list[Microbatch], tokens: Tensor) -> Tensor:
+    def _forward(self, stage: int, number: int, batch: Microbatch, tokens: Tensor) -> Tensor:
         """Returns the summed loss of the microbatch on the last stage, else 0."""
-        self.fault.in_forward(index)
-        batch = microbatches[index]
-        x = batch.inputs if self.first else self._inputs[index]
+        self.fault.in_forward(number)
+        x = batch.inputs if stage == 0 else self._inputs[stage, number]
         with self._precision():
-            out = self.model(x)
-            if not self.last:
-                self._outputs[index] = out
+            for part in self.stages[stage]:
+                if part.recomputed:
+                    x = checkpoint(part.module, x, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    x = part.module(x)
+            if stage != self.last:
+                self._outputs[stage, number] = x
                 return torch.zeros((), dtype=torch.float64, device=self.device)
-            summed: Tensor = self.loss(out, batch.targets)
-        self._outputs[index] = summed / tokens
+            summed: Tensor = self.loss(x, batch.targets)
+        self._outputs[stage, number] = summed / tokens
         return summed.detach().double()
 
-    def _backward(self, index: int) -> None:
-        self.fault.in_backward(index)
-        out = self._outputs.pop(index)
-        torch.autograd.backward(out, None if self.last else self._gradients.pop(index))
+    def _backward(self, stage: int, number: int) -> None:
+        self.fault.in_backward(number)
+        out = self._outputs.pop((stage, number))
+        gradient = None if stage == self.last else self._gradients.pop((stage, number))
+        torch.autograd.backward(out, gradient)
 
-    def _move(self, actions: list[Action], microbatches: list[Microbatch]) -> None:
-        """Start adjacent sends and receives with one peer together, then wait for the receives."""
-        operations = []
-        for action in actions:
-            receives = action.kind in {Kind.RECV_INPUT, Kind.RECV_GRADIENT}
-            operations.append(
-                dist.P2POp(
-                    dist.irecv if receives else dist.isend,
-                    self._buffer(action, microbatches),
-                    peer=self.axis.ranks[action.peer],
-                    group=self.axis.group,
-                    tag=_tag(action),
-                )
-            )
-        works = dist.batch_isend_irecv(operations)
-        if len(works) < len(operations):  # NCCL: one work stands for all
-            works = works * len(operations)
-        label = actions[-1].microbatch
-        with annotate.phase("communication", microbatch=label, stage=self.axis.index):
-            for action, operation, work in zip(actions, operations, works, strict=True):
-                if operation.op is dist.isend:
-                    self._leaving.append((work, operation.tensor))
-                else:
-                    work.wait()
-                    self._take(action, operation.tensor)
-            self._settle(keep=2 * self.axis.size)
+    def _move(self, action: Action, microbatches: list[Microbatch]) -> None:
+        """Begin a send or a receive; it ends in `_settle` or `_await`."""
+        receives = action.kind in {Kind.RECV_INPUT, Kind.RECV_GRADIENT}
+        tensor = self._buffer(action, microbatches)
+        operation = dist.P2POp(
+            dist.irecv if receives else dist.isend,
+            tensor,
+            peer=self.axis.ranks[action.peer % self.axis.size],
+            group=self.axis.group,
+            tag=_tag(action),
+        )
+        (work,) = dist.batch_isend_irecv([operation])
+        key = (action.stage, action.microbatch)
+        if not receives:
+            self._leaving.append((work, tensor))
+            self._settle(keep=2 * self.axis.size * len(self.stages))
+            return
+        self._coming[action.kind, key] = work
+        (self._inputs if action.kind is Kind.RECV_INPUT else self._gradients)[key] = tensor
+
+    def _await(self, kind: Kind, stage: int, number: int) -> None:
+        work = self._coming.pop((kind, (stage, number)), None)
+        if work is None:
+            return
+        with annotate.phase("communication", microbatch=number, stage=stage):
+            work.wait()
+        if kind is Kind.RECV_INPUT:
+            self._inputs[stage, number].requires_grad_()
 
     def _buffer(self, action: Action, microbatches: list[Microbatch]) -> Tensor:
         """What a send gives, or where a receive lands."""
-        index = action.microbatch
+        key = (action.stage, action.microbatch)
         if action.kind is Kind.SEND_OUTPUT:
-            return self._outputs[index].detach().contiguous()
+            return self._outputs[key].detach().contiguous()
         if action.kind is Kind.SEND_GRADIENT:
-            gradient = self._inputs.pop(index).grad
+            gradient = self._inputs.pop(key).grad
             if gradient is None:
                 raise RuntimeError(f"{action} of stage {action.stage} before its backward")
             return gradient.contiguous()
-        shape = (*microbatches[index].inputs.shape, self.width)
+        samples, length = microbatches[action.microbatch].inputs.shape
+        shape = (samples, length // self.shards, self.width)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-    def _take(self, action: Action, received: Tensor) -> None:
-        if action.kind is Kind.RECV_INPUT:
-            self._inputs[action.microbatch] = received.requires_grad_()
-        else:
-            self._gradients[action.microbatch] = received
 
     def _settle(self, keep: int) -> None:
         """Wait for all but the `keep` newest sends, which bounds the memory that they hold.
 
-        It cannot deadlock: a peer takes what this stage sent long ago without any later send.
+        It cannot deadlock: the receives of older sends stand earlier in their ranks' lists.
         """
         while len(self._leaving) > keep:
             work, _tensor = self._leaving.popleft()
@@ -175,22 +218,8 @@ class Pipeline:
         return torch.autocast(self.device.type, dtype=self.autocast)
 
 
-def _moves_together(actions: list[Action]) -> Iterator[list[Action]]:
-    """Lists of actions to start at once: adjacent moves with the same peer, all else alone."""
-    together: list[Action] = []
-    for action in actions:
-        fits = together and action.moves and together[-1].moves
-        if fits and action.peer == together[-1].peer:
-            together.append(action)
-            continue
-        if together:
-            yield together
-        together = [action]
-    if together:
-        yield together
-
-
 def _tag(action: Action) -> int:
-    """Outputs and gradients of all microbatches, told apart (gloo matches tags; NCCL, order)."""
+    """Tells apart moves between two ranks (gloo matches tags; NCCL, order)."""
     forward = action.kind in {Kind.SEND_OUTPUT, Kind.RECV_INPUT}
-    return 2 * action.microbatch + int(forward)
+    arrives = action.stage if action.kind in {Kind.RECV_INPUT, Kind.RECV_GRADIENT} else action.peer
+    return 2 * (action.microbatch * 1024 + arrives) + int(forward)

@@ -6,10 +6,14 @@ The model file is never asked to know: rules act on modules by path (Shoeybi et 
 arXiv:1909.08053: f = copy forward, sum backward; g = sum forward, copy backward).
 
     x ──f──► [query|key|value] ─► attention over own heads ─► [out] ──g──► + residual
+
+With sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) what lies between g and f, the
+norms and the residual stream, holds a shard of the sequence: g scatters it, f gathers it again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
     from trainer.mesh import Axis
 
-    Rule = Callable[[nn.Module, Axis], dict[str, int]]
+    Rule = Callable[[nn.Module, "Doors"], dict[str, int]]
     """Changes a module in place; returns the sharded dim of each parameter that it split."""
 
 
@@ -58,6 +62,71 @@ class _SumOut(torch.autograd.Function):
         return grad, None
 
 
+class _GatherIn(torch.autograd.Function):
+    """f with sequence shards: gather them forward; each rank's gradient is its part of a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return gather_sequence(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return scatter_sequence(grad, ctx.axis), None
+
+
+class _ScatterOut(torch.autograd.Function):
+    """g with sequence shards: sum the ranks' parts and keep the own shard of the sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return scatter_sequence(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return gather_sequence(grad, ctx.axis), None
+
+
+@dataclass(frozen=True)
+class Doors:
+    """f and g: how values enter what is split over tp, and leave it."""
+
+    axis: Axis
+    sequence: bool
+    """Whether outside of them each rank holds a shard of the sequence."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """f."""
+        out: Tensor = (_GatherIn if self.sequence else _CopyIn).apply(x, self.axis)
+        return out
+
+    def leave(self, x: Tensor) -> Tensor:
+        """g."""
+        out: Tensor = (_ScatterOut if self.sequence else _SumOut).apply(x, self.axis)
+        return out
+
+
+class PartialSums:
+    """Gradients of what is used on sequence shards: each rank has the part of its positions."""
+
+    def __init__(self, pieces: list[nn.Parameter], axis: Axis) -> None:
+        self.pieces = pieces
+        self.axis = axis
+
+    def finish(self) -> None:
+        """Sum them over tp, all in one; call once a step, after the sum over replicas."""
+        gradients = [p.grad for p in self.pieces if p.grad is not None]
+        if not gradients or self.axis.group is None:
+            return
+        total = torch.cat([one.flatten() for one in gradients])
+        self.axis.all_reduce(total)
+        at = 0
+        for one in gradients:
+            one.copy_(total[at : at + one.numel()].view_as(one))
+            at += one.numel()
+
+
 class _VocabularyCrossEntropy(torch.autograd.Function):
     """Summed cross-entropy of logits split along the vocabulary; no rank ever holds them whole."""
 
@@ -86,14 +155,13 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 class VocabularyParallelEmbedding(nn.Embedding):
     """Rows of the table are split; an id is looked up where its row is and added to zeros."""
 
-    axis: Axis
+    doors: Doors
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(batch, sequence) to (batch, sequence, width), the same on every tp rank."""
-        local, mine = _own_ids(ids, self.weight.shape[0], self.axis)
+        """(batch, sequence) to (batch, sequence or its shard, width)."""
+        local, mine = _own_ids(ids, self.weight.shape[0], self.doors.axis)
         rows = F.embedding(local, self.weight) * mine[..., None].to(self.weight.dtype)
-        out: Tensor = _SumOut.apply(rows, self.axis)
-        return out
+        return self.doors.leave(rows)
 
 
 class VocabularyParallelLoss(NextByteLoss):
@@ -112,32 +180,30 @@ class VocabularyParallelLoss(NextByteLoss):
         return out
 
 
-def column(module: nn.Module, axis: Axis) -> dict[str, int]:
+def column(module: nn.Module, doors: Doors) -> dict[str, int]:
     """Split a linear layer's outputs: each rank computes some of them."""
-    _shrink(module, "weight", 0, axis)
+    _shrink(module, "weight", 0, doors.axis)
     return {"weight": 0}
 
 
-def row(module: nn.Module, axis: Axis) -> dict[str, int]:
+def row(module: nn.Module, doors: Doors) -> dict[str, int]:
     """Split a linear layer's inputs: each rank computes a part of every output, then g."""
-    _shrink(module, "weight", 1, axis)
-    module.register_forward_hook(lambda _module, _args, out: _SumOut.apply(out, axis))
+    _shrink(module, "weight", 1, doors.axis)
+    module.register_forward_hook(lambda _module, _args, out: doors.leave(out))
     return {"weight": 1}
 
 
-def entry(module: nn.Module, axis: Axis) -> dict[str, int]:
+def entry(module: nn.Module, doors: Doors) -> dict[str, int]:
     """f at the door of a module whose first layers are column-parallel: one sum for all of them."""
-    module.register_forward_pre_hook(
-        lambda _module, args: (_CopyIn.apply(args[0], axis), *args[1:])
-    )
+    module.register_forward_pre_hook(lambda _module, args: (doors.enter(args[0]), *args[1:]))
     return {}
 
 
-def vocabulary(module: nn.Module, axis: Axis) -> dict[str, int]:
+def vocabulary(module: nn.Module, doors: Doors) -> dict[str, int]:
     """Split an embedding's rows."""
-    _shrink(module, "weight", 0, axis)
+    _shrink(module, "weight", 0, doors.axis)
     module.__class__ = VocabularyParallelEmbedding
-    module.axis = axis  # type: ignore[assignment]  # torch types attributes as tensors or modules
+    module.doors = doors  # type: ignore[assignment]  # torch types attributes as tensors or modules
     return {"weight": 0}
 
 
@@ -156,18 +222,19 @@ PLAN: tuple[tuple[str, Rule], ...] = (
     ("head", column),
 )
 """Path pattern to rule. What is not named is replicated, and its gradient is whole on every rank,
-since every value that it touches is."""
+since every value that it touches is; on sequence shards it is a part, which PartialSums sums."""
 
 
-def parallelize(model: nn.Module, axis: Axis) -> dict[str, int]:
+def parallelize(model: nn.Module, axis: Axis, *, sequence: bool = False) -> dict[str, int]:
     """Apply PLAN to the parts that `model` has; the sharded dim of each parameter, by path."""
+    doors = Doors(axis, sequence)
     sharded: dict[str, int] = {}
     if axis.size == 1:
         return sharded
     for path, module in model.named_modules():
         for pattern, rule in PLAN:
             if fnmatchcase(path, pattern) and path.count(".") == pattern.count("."):
-                dims = rule(module, axis)
+                dims = rule(module, doors)
                 sharded.update({f"{path}.{name}": dim for name, dim in dims.items()})
     return sharded
 
@@ -180,6 +247,21 @@ def loss(axis: Axis) -> NextByteLoss:
 def shard(full: Tensor, dim: int, axis: Axis) -> Tensor:
     """This rank's part of a whole parameter."""
     return full.chunk(axis.size, dim=dim)[axis.index]
+
+
+def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
+    """(batch, sequence / n, ...) of every rank to (batch, sequence, ...), by index."""
+    parts = x.new_empty((axis.size, *x.shape))
+    axis.all_gather(parts, x.contiguous())
+    return parts.movedim(0, 1).flatten(1, 2)
+
+
+def scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
+    """(batch, sequence, ...) summed over the ranks; this rank's shard of the sequence."""
+    parts = torch.stack(x.chunk(axis.size, dim=1))
+    own = torch.empty_like(parts[0])
+    axis.reduce_scatter(own, parts)
+    return own
 
 
 def _own_ids(ids: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,57 @@
+"""The layouts that must be equal to one process: every axis alone, every pair, and some threes.
+
+Each entry is what is told beside the model; its ranks are the product of its axes, at most 8.
+"""
+
+from __future__ import annotations
+
+_PARTS: dict[str, tuple[str, ...]] = {
+    "dp": ("parallel.dp=2",),
+    "zero1": ("parallel.dp=2", "parallel.zero=1"),
+    "zero2": ("parallel.dp=2", "parallel.zero=2"),
+    "zero3": ("parallel.dp=2", "parallel.zero=3"),
+    "tp": ("parallel.tp=2",),
+    "tp+sp": ("parallel.tp=2", "parallel.sp=true"),
+    "pp": ("parallel.pp=2",),
+    "gpipe": ("parallel.pp=2", "parallel.schedule=gpipe"),
+    "naive": ("parallel.pp=2", "parallel.schedule=naive"),
+    "interleaved": ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual=2"),
+    "ring": ("parallel.cp=2", "parallel.cp_form=ring"),
+    "all-gather": ("parallel.cp=2", "parallel.cp_form=all-gather"),
+    "recomputed": ("memory.checkpoint=full",),
+}
+_KINDS = {
+    "data": ("dp", "zero1", "zero2", "zero3"),
+    "tensor": ("tp", "tp+sp"),
+    "stages": ("pp", "gpipe", "naive", "interleaved"),
+    "context": ("ring", "all-gather"),
+    "memory": ("recomputed",),
+}
+_THREES = (
+    ("dp", "tp", "pp"),
+    ("dp", "tp+sp", "ring"),
+    ("pp", "ring", "tp"),
+    ("zero3", "tp+sp", "ring"),
+    ("zero3", "tp+sp", "all-gather"),
+    ("zero2", "interleaved", "tp+sp"),
+    ("zero1", "gpipe", "all-gather"),
+    ("zero3", "interleaved", "ring", "recomputed"),
+)
+
+
+def matrix() -> list[tuple[str, ...]]:
+    """The settings of each layout, single ones first."""
+    names: list[tuple[str, ...]] = [
+        (one,) for kind, members in _KINDS.items() if kind != "memory" for one in members
+    ]
+    kinds = list(_KINDS.values())
+    names += [
+        (one, other)
+        for at, members in enumerate(kinds)
+        for later in kinds[at + 1 :]
+        for one in members
+        for other in later
+    ]  # fmt: skip
+    names += [(f"{axis}4",) for axis in ("dp", "tp", "pp", "cp")]
+    parts = _PARTS | {f"{axis}4": (f"parallel.{axis}=4",) for axis in ("dp", "tp", "pp", "cp")}
+    return [tuple(setting for one in each for setting in parts[one]) for each in (*names, *_THREES)]
