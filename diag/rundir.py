@@ -6,6 +6,8 @@ Raises OSError; the supervisor says it in one line and lets the job run.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import time
@@ -13,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SCHEMA = "diag.run/1"
+
+_held: list[int] = []
+"""Locks on the directories that this process claimed; the kernel lets go of them when it ends."""
 
 
 def name_of(command: Sequence[str]) -> str:
@@ -57,30 +62,72 @@ def _alive(run: Mapping[str, Any]) -> bool:
     return Path(f"/proc/{run.get('pid')}").exists()
 
 
+def _hold(path: Path) -> bool:
+    """Lock directory `path` for as long as this process lives; False when another one holds it.
+
+    A lock needs no file of its own, follows a rename and never stays behind. A file system without
+    locks (some network mounts) counts as free: there is no telling."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return False
+    except OSError:
+        os.close(handle)
+        return True
+    _held.append(handle)
+    return True
+
+
+@contextlib.contextmanager
+def _one_at_a_time(parent: Path) -> Iterator[None]:
+    """Claims within one folder wait for each other, where its file system has locks."""
+    handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def claim(path: Path) -> tuple[Path, str | None]:
     """(the directory to use for --run-dir `path`, a sentence when something had to move).
 
     An earlier run that ended is moved aside to `path.1`, `path.2`, ..., so that nothing is lost and
-    a restarted job script works. Beside a run that is still going, a free name is taken.
+    a restarted job script works. Beside a run that is still going, or one that has only just
+    claimed the same name, a free name is taken.
     """
-    if not (path / "run.json").exists() and not (path / "ranks").exists():
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied", str(path))
-        return path, None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(path.parent):
+        return _claim(path)
+
+
+def _claim(path: Path) -> tuple[Path, str | None]:
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
-    try:
-        run = json.loads((path / "run.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        run = {}
-    if isinstance(run, dict) and _alive(run):
-        aside.mkdir()
-        return aside, f"{path} belongs to a run that is still going; this one goes to {aside}"
-    path.rename(aside)
-    path.mkdir()
-    return path, f"the earlier run in {path} is now {aside}"
+    run: Any = {}
+    if (path / "run.json").exists() or (path / "ranks").exists():
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            run = json.loads((path / "run.json").read_text("utf-8"))
+        going = isinstance(run, dict) and _alive(run)
+        if not going:
+            path.rename(aside)
+            path.mkdir()
+            _hold(path)
+            return path, f"the earlier run in {path} is now {aside}"
+    else:
+        path.mkdir(exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied", str(path))
+        going = not _hold(path)
+    if not going:
+        return path, None
+    aside.mkdir()
+    _hold(aside)
+    return aside, f"{path} belongs to a run that is still going; this one goes to {aside}"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

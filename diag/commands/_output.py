@@ -74,10 +74,15 @@ def write(answer: str, output: str | None) -> None:
         raise click.UsageError(f"cannot write {output}: {wrong.strerror}") from wrong
 
 
+def as_text(body: Any) -> str:
+    """`body` as JSON in ASCII: what a log line put into it never reaches a terminal raw."""
+    return json.dumps(body, indent=2)
+
+
 def emit(report: Report, collected: Collected, form: str, output: str | None) -> None:
     """Render `report` in `form` and write it."""
     if form == "json":
-        answer = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
+        answer = as_text(report.as_json())
     elif form == "md":
         from playbooks.report import markdown
 

@@ -199,7 +199,7 @@ def page(view: View) -> str:
 def render(view: View, form: str, output: str | None) -> str:
     """The answer in one of the forms of `_output.FORMATS`."""
     if form == "json":
-        return json.dumps(as_json(view), indent=2, ensure_ascii=False)
+        return json.dumps(as_json(view), indent=2)
     if form == "md":
         return markdown(view)
     if form == "html":

@@ -33,7 +33,7 @@ def command(cause: str, form: str, output: str | None) -> int:
     """Explain CAUSE, such as hang.rank-died (or just rank-died)."""
     found = _find(cause)
     if form == "json":
-        answer = json.dumps(as_json(found), indent=2, ensure_ascii=False)
+        answer = json.dumps(as_json(found), indent=2)
     elif form == "md":
         answer = as_markdown(found)
     else:
