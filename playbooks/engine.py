@@ -28,6 +28,7 @@ from playbooks.rules import (
     memory,
     mismatch,
     named,
+    p2p_order,
     stall,
     straggler,
     swallowed,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     mismatch.rule,
     group_order.rule,
+    p2p_order.rule,
     exceptions.rule,
     memory.rule,
     death.rule,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from playbooks import knowledge, logs, resuming
-from playbooks.facts import End, Group, Raised, Stack
+from playbooks.facts import End, Group, Raised, Stack, is_diag
 from playbooks.finding import Item
 from playbooks.ledger import Ledger
 from playbooks.lines import Lines
@@ -265,17 +265,21 @@ class Evidence:
         for row in self.collected.rows("stacks"):
             if row["rank"] is None or not row["frames"] or row["main"] is False:
                 continue
-            if row["state"] == "issuing":  # where a collective was issued, not where the rank is
+            frames = tuple(f for f in row["frames"] if not is_diag(f))
+            if (
+                not frames or row["state"] == "issuing"
+            ):  # where a collective was issued, not where the rank is
                 continue
             stack = Stack(
-                tuple(row["frames"]),
+                frames,
                 row["state"],
                 Item(
                     row["source"] or "stacks",
                     row["locator"] or f"rank {row['rank']}",
-                    row["frames"][0],
+                    frames[0],
                 ),
                 row["time_ns"],
+                row["cpu_share"],
             )
             looks = out.setdefault(row["rank"], {})
             if row["look"] is not None or not looks:

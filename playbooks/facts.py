@@ -6,6 +6,7 @@ like knowledge.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from playbooks.knowledge import ErrorClass
 
 NOWHERE = Item("", "", "")
+_DIAG = re.compile(r"(?:^|[/\\( ])collectors[/\\]agent[/\\][^ :]*\.py|_diag_agent")
+
+
+def is_diag(frame: str) -> bool:
+    """Whether a frame, or its file, is diag's own agent: never the program's, never to blame."""
+    return bool(_DIAG.search(frame))
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ class Stack:
     state: str | None
     item: Item
     time_ns: int | None
+    cpu_share: float | None = None
+    """Cores that its process used between the looks of the capture."""
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -111,6 +111,10 @@ class Policy:
     """How long before the others began to wait a caught error can be the reason. Larger takes an
     old, harmless one for it."""
 
+    working_cpu: float = 0.02
+    """Share of a core from which a process worked between two looks. Lower takes the threads of a
+    sleeping one for work, higher calls a rank that waits for its disk now and then stuck."""
+
     count_silence: float = 4.0
     """A counter is at work while its last line is younger than this many of its usual intervals.
     Larger calls a rank slow that had stopped."""

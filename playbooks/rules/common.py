@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from playbooks.facts import is_diag
 from playbooks.finding import Item
 from playbooks.words import clock
 
@@ -16,6 +17,15 @@ SIGINT, SIGABRT, SIGKILL, SIGTERM = 2, 6, 9, 15
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
 _C10D = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py")
+
+
+INSIDE = re.compile(
+    r"distributed_c10d\.py|c10d_logger\.py|_functional_collectives|ProcessGroup|nccl\w*\b|gloo|"
+    r"\b(?:all_?reduce|all_?gather\w*|reduce_scatter\w*|barrier|broadcast|all_to_all\w*)\b|"
+    r"torch/cuda/__init__\.py|\bsynchronize\b|cudaStreamSynchronize|cuStreamSynchronize|"
+    r"cudaEventSynchronize|monitored_barrier",
+)
+"""A frame of a collective, or of a wait for the device."""
 
 
 def ended_by_others_ns(evidence: Evidence) -> int | None:
@@ -49,6 +59,17 @@ def is_after_the_fact(evidence: Evidence, policy: Policy, at_ns: int | None) -> 
     return at_ns > outside + slack
 
 
+def is_in_operation(evidence: Evidence, rank: int) -> bool:
+    """Whether a rank with a pending operation waits in it.
+
+    Its frames decide: a send that was only posted leaves the rank free. Without frames it waits.
+    """
+    if rank not in evidence.waits.inside:
+        return False
+    looks = evidence.stacks.get(rank) or []
+    return not looks or any(INSIDE.search(f) for s in looks for f in s.frames[:6])
+
+
 def where_was(evidence: Evidence, rank: int) -> str:
     """ " in backward of step 12" from the phase that was open, "" when none is known."""
     found = evidence.open_phases.get(rank)
@@ -74,8 +95,9 @@ def phase_item(evidence: Evidence, rank: int) -> list[Item]:
 
 
 def frames(traceback: str) -> list[tuple[str, int, str]]:
-    """(file, line, function) of each frame of a Python traceback, innermost last."""
-    return [(f, int(n), name) for f, n, name in _FRAME.findall(traceback)]
+    """(file, line, function) of each frame of a traceback but diag's own, innermost last."""
+    found = _FRAME.findall(traceback)
+    return [(f, int(n), name) for f, n, name in found if not is_diag(f)]
 
 
 def own_frame(traceback: str) -> str | None:

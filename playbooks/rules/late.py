@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from playbooks import logs
 from playbooks.finding import Confidence, Finding, Item
 from playbooks.policy import SECOND
+from playbooks.rules.common import INSIDE
 from playbooks.words import ranks_words, seconds
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from playbooks.policy import Policy
     from playbooks.story import Count
 
-_INSIDE = re.compile(
-    r"distributed_c10d\.py|c10d_logger\.py|_functional_collectives|ProcessGroup|nccl\w*\b|gloo|"
-    r"\b(?:all_?reduce|all_?gather\w*|reduce_scatter\w*|barrier|broadcast|all_to_all\w*)\b|"
-    r"torch/cuda/__init__\.py|\bsynchronize\b|cudaStreamSynchronize|cuStreamSynchronize|"
-    r"cudaEventSynchronize|monitored_barrier",
-)
 _PLACES = (
     ("teardown", r"close|finish|shutdown|atexit|destroy|teardown|cleanup|__del__|_exit"),
     ("checkpoint", r"checkpoint|torch/serialization|save_state|\bsave\b|ckpt"),
@@ -114,7 +109,7 @@ def _where_of(text: str) -> str | None:
 
 def _outside(stack: Stack) -> bool:
     """Whether the innermost frames are neither a collective nor a wait for the device."""
-    return not any(_INSIDE.search(frame) for frame in stack.frames[:6])
+    return not any(INSIDE.search(frame) for frame in stack.frames[:6])
 
 
 def _stacks(evidence: Evidence, policy: Policy) -> Finding | None:

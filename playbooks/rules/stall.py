@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from playbooks.finding import Confidence, Finding, Item
-from playbooks.rules.common import phase_item
+from playbooks.rules.common import is_in_operation, phase_item
 from playbooks.words import clock, ranks_words, seconds
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
+    from playbooks.facts import Stack
     from playbooks.ledger import Call
     from playbooks.policy import Policy
 
@@ -52,7 +53,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         return [_went_on(evidence)]
     if not evidence.stopped:
         return []
-    waiting = evidence.waits.ends()
+    waiting = {r: w for r, w in evidence.waits.ends().items() if not is_in_operation(evidence, r)}
     if evidence.gone & waiting.keys():
         return []
     ranks = tuple(sorted(waiting)) if waiting else _all_outside(evidence)
@@ -82,10 +83,19 @@ def _where(evidence: Evidence, rank: int) -> str:
     return next((w for w, marks in _PLACES if any(m in text for m in marks)), told)
 
 
-def _moved(evidence: Evidence, rank: int) -> bool | None:
-    """Whether two looks at the rank's stack differ; None without two looks."""
+def _worked(evidence: Evidence, policy: Policy, rank: int) -> bool:
+    """Whether its process used the processor between the looks, as no sleeping one does."""
     looks = evidence.stacks.get(rank) or []
-    return None if len(looks) < 2 else looks[0].places != looks[-1].places
+    used = [s.cpu_share for s in looks if s.cpu_share is not None]
+    return max(used, default=0.0) >= policy.working_cpu
+
+
+def _moved(evidence: Evidence, policy: Policy, rank: int) -> bool | None:
+    """Whether the rank did something between two looks; None without two looks."""
+    looks = evidence.stacks.get(rank) or []
+    if len(looks) < 2:
+        return None
+    return looks[0].places != looks[-1].places or _worked(evidence, policy, rank)
 
 
 def _confidence(evidence: Evidence, moved: list[bool | None]) -> Confidence:
@@ -105,7 +115,7 @@ def _awaited(evidence: Evidence, ranks: tuple[int, ...]) -> Call | None:
 
 
 def _finding(evidence: Evidence, policy: Policy, ranks: tuple[int, ...]) -> Finding:
-    moved = [_moved(evidence, r) for r in ranks]
+    moved = [_moved(evidence, policy, r) for r in ranks]
     wheres = {_where(evidence, r) for r in ranks}
     where = wheres.pop() if len(wheres) == 1 else "unknown"
     call = _awaited(evidence, ranks)
@@ -123,7 +133,7 @@ def _finding(evidence: Evidence, policy: Policy, ranks: tuple[int, ...]) -> Find
         group=None if group is None else group.label,
         axis=None if group is None or group.axis == "unknown" else group.axis,
         where=None if where == "unknown" else where,
-        evidence=tuple(_items(evidence, ranks, call)[: policy.evidence_most]),
+        evidence=tuple(_items(evidence, policy, ranks, call)[: policy.evidence_most]),
         excluded=(("hang.rank-died", "the process is there"),),
         at_ns=since,
     )
@@ -135,7 +145,7 @@ def _finding(evidence: Evidence, policy: Policy, ranks: tuple[int, ...]) -> Find
             where=finding.where
             if where in ("data", "checkpoint", "evaluation", "compile")
             else None,
-            excluded=(("hang.rank-stalled", "its frames changed between two looks"),),
+            excluded=(("hang.rank-stalled", _how_moved(evidence, ranks)),),
         )
     if all(m is False for m in moved):
         same = ("hang.slow-not-dead", "nothing moved between two looks at its stack")
@@ -160,7 +170,9 @@ def _behind(evidence: Evidence, ranks: tuple[int, ...]) -> str:
     return f"; {ranks_words(waiters)} {'waits' if len(waiters) == 1 else 'wait'} for {them}"
 
 
-def _items(evidence: Evidence, ranks: tuple[int, ...], call: Call | None) -> list[Item]:
+def _items(
+    evidence: Evidence, policy: Policy, ranks: tuple[int, ...], call: Call | None
+) -> list[Item]:
     items = []
     if call is not None:
         group = evidence.groups[call.group].label
@@ -176,10 +188,29 @@ def _items(evidence: Evidence, ranks: tuple[int, ...], call: Call | None) -> lis
         items += phase_item(evidence, rank)
         looks = evidence.stacks.get(rank) or []
         if looks:
-            same = "the same in two looks" if _moved(evidence, rank) is False else "one look"
+            same = _looked(looks)
+            if _worked(evidence, policy, rank):
+                share = max(s.cpu_share for s in looks if s.cpu_share is not None)
+                same += f", {share:.0%} of a core used between them"
             text = f"main thread of rank {rank} ({same}): {' <- '.join(looks[-1].frames[:3])}"
             items.append(Item(looks[-1].item.source, looks[-1].item.locator, text))
     return items + evidence.hang_items
+
+
+def _how_moved(evidence: Evidence, ranks: tuple[int, ...]) -> str:
+    for rank in ranks:
+        looks = evidence.stacks.get(rank) or []
+        if len(looks) > 1 and looks[0].places != looks[-1].places:
+            return "its frames changed between two looks"
+    share = max(s.cpu_share or 0.0 for r in ranks for s in evidence.stacks.get(r) or [])
+    return f"its process used {share:.0%} of a core between two looks; a sleeping one uses none"
+
+
+def _looked(looks: list[Stack]) -> str:
+    if len(looks) < 2:
+        return "one look"
+    same = looks[0].places == looks[-1].places
+    return "the same in two looks" if same else "changed between two looks"
 
 
 def _went_on(evidence: Evidence) -> Finding:

@@ -12,6 +12,7 @@ from playbooks.evidence import Evidence
 from playbooks.ledger import free_sizes
 from playbooks.policy import Policy
 from playbooks.rules import mismatch, stall, transport
+from playbooks.rules.common import own_frame
 
 if TYPE_CHECKING:
     from playbooks.finding import Finding
@@ -348,3 +349,67 @@ def test_what_supervision_says_of_resumption_counts() -> None:
     job = quiet()
     job.run["hangs"][-1]["resumed_ns"] = at(15_000)
     assert diagnose(job.collected()).health is not None
+
+
+@pytest.mark.parametrize("share", [0.19, 0.0])
+def test_a_rank_that_uses_the_processor_is_not_certainly_stuck(share: float) -> None:
+    """One long call into a library leaves the stack as it is."""
+    job = stalled(2, "forward")
+    for row in job.rows["stacks"]:
+        row["cpu_share"] = share
+    found = verdict(diagnose(job.collected()))
+    assert found.ranks == (2,)
+    if share:
+        assert (found.cause, found.confidence) == ("hang.slow-not-dead", "likely")
+        assert "19%" in found.excluded[0][1]
+    else:
+        assert (found.cause, found.confidence) == ("hang.rank-stalled", "certain")
+
+
+AGENT = "wrap_wait.<locals>.wait (/opt/lib/collectors/agent/torch_compat.py:160)"
+
+
+def deadlocked(op: str, *, frames: bool = True, elsewhere: bool = False) -> Job:
+    """Ranks 0 and 1 both send (or both receive); ranks 2 and 3 wait for them in a barrier."""
+    job = ddp(steps=10)
+    group = job.group("dp", 0, 1, 2, 3)
+    for rank in (0, 1):
+        job.call(rank, group, 3, 960 + rank, op=op, peer=1 - rank)
+        for look in range(2 if frames else 0):
+            inside = f"{op} (torch/distributed/distributed_c10d.py:3387)"
+            out = elsewhere and rank == 1
+            job.stack(rank, look, *(("read (/job/data.py:8)",) if out else (AGENT, inside)))
+    for rank in (2, 3):
+        job.call(rank, group, 20, 970, op="barrier")
+    job.hang(1000, 9000)
+    job.run.update(state="running", exit_code=None)
+    return job
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_sends_or_receives_that_do_not_pair_name_both(op: str) -> None:
+    report = diagnose(deadlocked(op).collected())
+    found = verdict(report)
+    assert (found.cause, found.ranks, found.where) == ("hang.collective-mismatch", (0, 1), "p2p")
+    assert found.confidence == "likely"
+    assert "collectors/agent" not in str(report.as_json())
+
+
+def test_sends_that_may_have_returned_are_no_deadlock() -> None:
+    """Without frames a send may only have been posted: nobody is said to be outside."""
+    report = diagnose(deadlocked("send", frames=False).collected())
+    assert report.verdict is None and report.health is None
+
+
+def test_a_rank_that_left_its_send_pending_is_named_where_it_is() -> None:
+    found = verdict(diagnose(deadlocked("send", elsewhere=True).collected()))
+    assert (found.cause, found.ranks, found.where) == ("hang.rank-stalled", (1,), "data")
+
+
+def test_frames_of_diag_are_never_the_programs() -> None:
+    text = (
+        'File "/job/train.py", line 7, in main\n'
+        'File "/opt/lib/collectors/agent/hooks.py", line 9, in wrapped\n'
+    )
+    assert own_frame(text) == "/job/train.py:7 main"
+    assert own_frame(text.splitlines()[1]) is None
