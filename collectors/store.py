@@ -12,18 +12,14 @@ import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from collectors import schema
+from collectors import edge, schema
 from collectors.collected import Collected, Source, empty
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from collectors.agent.flight import Log
     from collectors.collected import Reading
-
-_MOST_BYTES = 64 << 20
-"""Largest JSON file of a run directory that is read."""
 
 
 def is_run(path: Path) -> bool:
@@ -31,40 +27,11 @@ def is_run(path: Path) -> bool:
     return (path / "run.json").is_file() or (path / "ranks").is_dir()
 
 
-def _json(path: Path, problems: list[str]) -> Any:
-    """The content of a JSON file; None, and a problem, when there is none to be had."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            problems.append(f"{path.name} is larger than {_MOST_BYTES >> 20} MiB; not read")
-            return None
-        return json.loads(path.read_text(errors="replace"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as why:
-        problems.append(f"{path.name} is not readable: {why}")
-        return None
-
-
-def _lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of a JSON-lines file with their line numbers; a cut last line is a problem."""
-    if not path.is_file():
-        return
-    with path.open(errors="replace") as handle:
-        for number, text in enumerate(handle, 1):
-            try:
-                value = json.loads(text)
-            except ValueError:
-                problems.append(f"{path.name} line {number} is not readable")
-                continue
-            if isinstance(value, dict):
-                yield number, value
-
-
 def _logs(run: Path, sources: list[Source]) -> tuple[list[Log], list[Log]]:
     """(logs of the last attempt, logs of earlier ones)."""
     from collectors.agent import flight
 
-    found = []
+    found: dict[tuple[int, int], Log] = {}
     for directory in sorted((run / "ranks").glob("*")):
         name = f"ranks/{directory.name}"
         try:
@@ -72,28 +39,32 @@ def _logs(run: Path, sources: list[Source]) -> tuple[list[Log], list[Log]]:
         except FileNotFoundError:
             sources.append(Source(name, "flight-log", "none", ("it has no meta.json",)))
             continue
-        except (OSError, ValueError, TypeError) as why:
+        except (OSError, ValueError) as why:
             sources.append(Source(name, "flight-log", "none", (str(why),)))
             continue
         problems = list(log.problems)
+        key = int(log.meta.get("attempt", 0)), int(log.meta["rank"])
+        if key in found:
+            problems.append(f"it says that it is rank {key[1]}, as another log does; not read")
+            sources.append(Source(name, "flight-log", "none", edge.few(problems)))
+            continue
         if log.dropped:
             problems.append(f"{log.dropped} oldest records were overwritten (bounded log)")
         read = "part" if problems else "all"
-        sources.append(Source(name, "flight-log", read, tuple(problems)))
-        found.append(log)
-    last = max((int(log.meta.get("attempt", 0)) for log in found), default=0)
-    now = [log for log in found if int(log.meta.get("attempt", 0)) == last]
-    return sorted(now, key=lambda log: int(log.meta["rank"])), [x for x in found if x not in now]
+        sources.append(Source(name, "flight-log", read, edge.few(problems)))
+        found[key] = log
+    last = max((attempt for attempt, _ in found), default=0)
+    now = [found[key] for key in sorted(found) if key[0] == last]
+    return now, [found[key] for key in sorted(found) if key[0] != last]
 
 
 def _exception(log: Log, row: dict[str, Any], problems: list[str]) -> None:
-    body = _json(log.directory / "exception.json", problems)
+    body = edge.content(log.directory / "exception.json", problems)
     if isinstance(body, dict):
         message = str(body.get("message", "")).strip()
         row["exception"] = str(body.get("type", "")) + (f": {message}" if message else "")
         row["traceback"] = str(body.get("traceback", ""))
-        at = body.get("time_ns")
-        row["exception_ns"] = at if isinstance(at, int) else None
+        row["exception_ns"] = edge.time_ns(body.get("time_ns"))
 
 
 def _ranks(run: Path, logs: list[Log], sources: list[Source]) -> Any:
@@ -107,33 +78,63 @@ def _ranks(run: Path, logs: list[Log], sources: list[Source]) -> Any:
         _exception(log, row, problems)
         rows[int(row["rank"]), int(row["attempt"])] = row
     exits = run / "exits.jsonl"
-    for _number, end in _lines(exits, problems):
-        key = (end.get("rank"), end.get("attempt", 0))
-        if not all(isinstance(part, int) for part in key):
+    for line, told in edge.lines(exits, problems):
+        known = {"attempt": 0} | {k: v for k, v in told.items() if v is not None}
+        end = edge.row(schema.TABLES["ranks"], known, f"exits.jsonl line {line}", problems)
+        if end["rank"] is None or end["attempt"] not in range(1001):
+            problems.append(f"exits.jsonl line {line} names no rank; left out")
             continue
-        row = rows.setdefault(key, {"rank": key[0], "attempt": key[1]})  # type: ignore[arg-type]
+        key = (end["rank"], end["attempt"])
+        row = rows.setdefault(key, {"rank": key[0], "attempt": key[1]})
         row.update(
-            {k: end.get(k) for k in ("exit_code", "signal", "ended_ns")},
-            pid=row.get("pid") or end.get("pid"),
-            host=row.get("host") or end.get("host"),
+            {k: end[k] for k in ("exit_code", "signal", "ended_ns")},
+            pid=row.get("pid") or end["pid"],
+            host=row.get("host") or end["host"],
         )
     if exits.exists() or problems:
         read = "part" if problems else "all"
-        sources.append(Source("exits.jsonl", "rank-exits", read, tuple(problems)))
+        sources.append(Source("exits.jsonl", "rank-exits", read, edge.few(problems)))
     return schema.table("ranks", [rows[key] for key in sorted(rows)])
 
 
-def _cpu_shares(path: Path, problems: list[str]) -> dict[Any, float]:
+def _cpu_shares(path: Path, problems: list[str]) -> dict[int, float]:
     """Rank -> share of a core that its process used between the looks of one capture."""
-    body = _json(path, problems)
-    entries = body.get("ranks") if isinstance(body, dict) else None
-    return {
-        entry["rank"]: float(entry["cpu_share"])
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict)
-        and isinstance(entry.get("rank"), int)
-        and isinstance(entry.get("cpu_share"), int | float)
+    body = edge.content(path, problems)
+    found = {
+        entry["rank"]: edge.number(entry.get("cpu_share"))
+        for entry in edge.mappings(body.get("ranks") if isinstance(body, dict) else None)
+        if edge.rank(entry.get("rank")) is not None
     }
+    return {rank: share for rank, share in found.items() if share is not None}
+
+
+def _look(path: Path, name: str, problems: list[str]) -> list[dict[str, Any]]:
+    """Rows of one file of stacks; entries of other types are problems."""
+    body = edge.content(path, problems)
+    look = path.stem.rpartition("-")[2]
+    if not isinstance(body, dict) or not isinstance(body.get("ranks"), list):
+        if not problems:
+            problems.append("it holds no list of ranks")
+        return []
+    rows: list[dict[str, Any]] = []
+    entries = edge.mappings(body["ranks"])
+    for entry in entries:
+        if entry.get("problem"):
+            problems.append(f"rank {entry.get('rank')}: {entry['problem']}")
+        threads = edge.mappings(entry.get("threads"))
+        if entry.get("threads") and entry["threads"] != threads:
+            problems.append(f"rank {entry.get('rank')}: threads are not readable; left out")
+        for thread in threads:
+            where = f"rank {entry.get('rank')}, thread {thread.get('name')}"
+            told = {**entry, **thread, "thread": thread.get("name"), "locator": where}
+            told |= {"rank": entry.get("rank"), "pid": entry.get("pid"), "source": name}
+            told |= {"look": int(look) if look.isdecimal() and len(look) < 7 else None}
+            told |= {"time_ns": body.get("time_ns"), "main": bool(thread.get("main"))}
+            rows.append(edge.row(schema.TABLES["stacks"], told, where, problems))
+            rows[-1]["frames"] = rows[-1]["frames"] or []
+    if len(entries) < len(body["ranks"]):
+        problems.append("entries of ranks are not readable; left out")
+    return [row for row in rows if row["rank"] is not None and row["look"] is not None]
 
 
 def _stacks(run: Path, sources: list[Source]) -> Any:
@@ -141,39 +142,24 @@ def _stacks(run: Path, sources: list[Source]) -> Any:
     for path in sorted(run.glob("captures/*/stacks-*.json")):
         name = str(path.relative_to(run))
         problems: list[str] = []
-        body = _json(path, problems)
         shares = _cpu_shares(path.parent / "proc.json", problems)
-        for entry in body.get("ranks", []) if isinstance(body, dict) else []:
-            if entry.get("problem"):
-                problems.append(f"rank {entry.get('rank')}: {entry['problem']}")
-            rows.extend(
-                {
-                    "look": int(path.stem.rpartition("-")[2]),
-                    "time_ns": body.get("time_ns"),
-                    "rank": entry.get("rank"),
-                    "pid": entry.get("pid"),
-                    "thread": thread.get("name"),
-                    "main": bool(thread.get("main")),
-                    "frames": [str(frame) for frame in thread.get("frames", [])],
-                    "state": thread.get("state"),
-                    "cpu_share": shares.get(entry.get("rank")),
-                    "source": name,
-                    "locator": f"rank {entry.get('rank')}, thread {thread.get('name')}",
-                }
-                for thread in entry.get("threads", [])
-            )
-        sources.append(Source(name, "stacks", "part" if problems else "all", tuple(problems)))
+        looked = _look(path, name, problems)
+        rows += [{**row, "cpu_share": shares.get(row["rank"])} for row in looked]
+        sources.append(Source(name, "stacks", "part" if problems else "all", edge.few(problems)))
     return schema.table("stacks", rows)
 
 
 def _samples(run: Path, name: str, file: str, sources: list[Source]) -> Any:
-    known = {column.name for column in schema.TABLES[name]}
     rows: list[dict[str, Any]] = []
     for path in sorted(run.glob(f"nodes/*/{file}")):
         problems: list[str] = []
-        rows += [{k: v for k, v in row.items() if k in known} for _, row in _lines(path, problems)]
+        rows += [
+            edge.row(schema.TABLES[name], told, f"line {line}", problems)
+            for line, told in edge.lines(path, problems)
+        ]
         read = "part" if problems else "all"
-        sources.append(Source(str(path.relative_to(run)), f"{name}-samples", read, tuple(problems)))
+        where = str(path.relative_to(run))
+        sources.append(Source(where, f"{name}-samples", read, edge.few(problems)))
     return schema.table(name, rows)
 
 
@@ -200,17 +186,19 @@ def read_run(run: Path) -> Collected:
         raise FileNotFoundError(f"{run} is not a run directory: it has neither run.json nor ranks/")
     out = empty()
     problems: list[str] = []
-    facts = _json(run / "run.json", problems)
-    out.run = facts if isinstance(facts, dict) else {}
-    read = "none" if not out.run else "all"
-    if not out.run and not problems:
-        problems.append("run.json is missing")
-    out.sources.append(Source("run.json", "run", read, tuple(problems)))
+    facts = edge.content(run / "run.json", problems)
+    if isinstance(facts, dict) and facts:
+        out.run = edge.run_facts(facts, problems)
+        read = "part" if problems else "all"
+    else:
+        problems = problems or ["run.json is missing or holds no facts"]
+        read = "none"
+    out.sources.append(Source("run.json", "run", read, edge.few(problems)))
     logs, earlier = _logs(run, out.sources)
     kept = _kept_tables(run) if out.run.get("state") == "finished" else None
     if kept is not None:
         out.tables.update(kept[0])
-        out.sources = kept[1]
+        out.sources = [out.sources[0], *(s for s in kept[1] if s.path != "run.json")]
     else:
         out.tables.update(ledger.tables(logs))
         out.tables["ranks"] = _ranks(run, logs + earlier, out.sources)
@@ -240,11 +228,14 @@ def _kept_tables(run: Path) -> tuple[dict[str, Any], list[Source]] | None:
             return None
         for name in schema.TABLES:
             table = pq.read_table(run / "tables" / f"{name}.parquet")
-            if table.schema.names != schema.arrow_schema(name).names:
+            if not table.schema.equals(schema.arrow_schema(name)):
                 return None
+            table.validate(full=True)
             out[name] = table
-        listed = json.loads((run / "tables" / "sources.json").read_text())
-        sources = [Source(s["path"], s["kind"], s["read"], tuple(s["problems"])) for s in listed]
+        sources = [
+            Source(str(s["path"]), str(s["kind"]), str(s["read"]), tuple(map(str, s["problems"])))
+            for s in edge.load(run / "tables" / "sources.json")
+        ]
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):
         return None
     return out, sources
