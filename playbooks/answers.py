@@ -167,6 +167,13 @@ def _abstention(evidence: Evidence) -> Abstention:
         return _stood_still(evidence)
     if evidence.ends and any(e.signal or e.exit_code for e in evidence.ends):
         first = next(e for e in evidence.ends if e.signal or e.exit_code)
+        raised = next((r for r in evidence.raised if r.rank == first.rank), None)
+        if raised is not None:
+            return Abstention(
+                f"{ranks_words([first.rank], capital=True)} ended with {first.words} after it "
+                f"raised {raised.text[:200]}, and no line says what led to that.",
+                (STDERR,),
+            )
         return Abstention(
             f"{ranks_words([first.rank], capital=True)} ended with {first.words}, and no line says "
             "why; launchers list the victims of another rank's end in the same way.",
@@ -208,6 +215,14 @@ def _run_abstention(evidence: Evidence) -> Abstention:
         return Abstention(
             "The job ended with exit code 0, but no rank's steps or collectives were seen.",
             ("a job that uses torch.distributed, or annotations (collectors.annotate)",),
+        )
+    if evidence.raised:
+        first = evidence.raised[0]
+        who = "a process" if first.rank is None else ranks_words([first.rank])
+        return Abstention(
+            f"The job ended with exit code {code}, and {who} raised {first.text[:200]}; no record "
+            "says what led to that.",
+            (STDERR,),
         )
     return Abstention(
         f"The job ended with exit code {code}, and no rank's record says why.", (STDERR,)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from playbooks import knowledge, logs, resuming
-from playbooks.facts import End, Group, Raised, Stack, is_diag
+from playbooks.facts import End, Group, Raised, Stack, is_diag, worker_error
 from playbooks.finding import Item
 from playbooks.ledger import Ledger
 from playbooks.lines import Lines
@@ -170,11 +170,12 @@ class Evidence:
         found = []
         for rank, row in self.rank_rows.items():
             if row["exception"]:
-                text = " ".join(row["exception"].split()).removeprefix("builtins.")
+                full = " ".join(row["exception"].split()).removeprefix("builtins.")
+                text = worker_error(row["exception"]) or full
                 found.append(
                     Raised(
                         rank,
-                        knowledge.classify(text),
+                        knowledge.classify(full),
                         text,
                         row["traceback"] or "",
                         row["exception_ns"] or row["ended_ns"],

@@ -18,11 +18,31 @@ if TYPE_CHECKING:
 
 NOWHERE = Item("", "", "")
 _DIAG = re.compile(r"(?:^|[/\\( ])collectors[/\\]agent[/\\][^ :]*\.py|_diag_agent")
+_WORKER = re.compile(r"\w+ worker process \d+|\w+ \d+ on device \d+")
 
 
 def is_diag(frame: str) -> bool:
     """Whether a frame, or its file, is diag's own agent: never the program's, never to blame."""
     return bool(_DIAG.search(frame))
+
+
+def worker_error(text: str) -> str | None:
+    """The error itself, one line, of an exception that a data worker passed on; else None.
+
+    torch raises the type again with the worker's whole traceback as its message.
+    """
+    head, marker, nested = text.partition("Original Traceback (most recent call last):")
+    if not marker:
+        return None
+    lines = nested.splitlines()
+    files = [i for i, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    after = lines[files[-1] + 1 :] if files else lines
+    start = next((i for i, line in enumerate(after) if line and not line[0].isspace()), None)
+    if start is None:
+        return None
+    where = _WORKER.search(head)
+    error = " ".join(" ".join(after[start:]).split())
+    return f"{error} (in {where[0]})" if where else error
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,13 @@ def _finding(evidence: Evidence, policy: Policy, calls: list[Call]) -> Finding:
                     ("hang.collective-mismatch", "taking it out makes all later operations equal"),
                 ),
             )
+    differ = ("hang.transport", "the signatures differ")
+    if decided and rest and not _follows(evidence.ledger, odd[0], policy):
+        # Another operation with nothing after it may be one too many as well as one in place.
+        other = odd[0].op != rest[0].op
+        return base.but(excluded=(differ,), confidence="likely" if other else confidence)
     return base.but(
-        excluded=(
-            ("hang.transport", "the signatures differ"),
-            ("hang.collective-extra", "no shift makes the sequences agree"),
-        )
+        excluded=(differ, ("hang.collective-extra", "no shift makes the sequences agree"))
     )
 
 
@@ -122,6 +124,11 @@ def _item(call: Call) -> Item:
     return Item(
         call.source, call.locator, f"rank {call.rank} issued {call.words()} as #{call.seq}{when}"
     )
+
+
+def _follows(ledger: Ledger, odd: Call, policy: Policy) -> bool:
+    """Whether the culprit issued enough after it to try whether a shift makes all agree."""
+    return len(_sequence(ledger, odd, policy)) > policy.insertion_overlap
 
 
 def _insertion(ledger: Ledger, odd: list[Call], normal: Call, policy: Policy) -> int:

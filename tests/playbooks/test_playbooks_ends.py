@@ -368,3 +368,36 @@ def test_what_a_restart_overcame_is_context_of_a_healthy_job() -> None:
     assert "attempt 2" in report.health.summary
     assert [(f.cause, f.role) for f in report.findings] == [("crash.user-exception", "context")]
     assert verdict(diagnose(_restarted(finished=False).collected())).cause == "crash.user-exception"
+
+
+WORKER = """OSError: Caught OSError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/site-packages/torch/utils/data/_utils/worker.py", line 375, in _worker_loop
+    data = fetcher.fetch(index)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/job/data.py", line 6, in __getitem__
+    raise OSError("truncated shard 17")
+OSError: truncated shard 17
+in /data/17
+"""
+
+
+def test_the_error_of_a_data_worker_is_named_and_not_its_traceback() -> None:
+    job = ddp(steps=5)
+    job.raised(1, 700, WORKER)
+    job.failed()
+    report = diagnose(job.collected())
+    assert report.verdict is not None
+    assert "raised OSError: truncated shard 17 in /data/17 (in DataLoader worker process 0)" in (
+        report.verdict.summary
+    )
+
+
+def test_an_abstention_names_what_the_rank_raised() -> None:
+    job = ddp(steps=5)
+    job.raised(1, 700, GLOO_CLOSED)
+    job.failed()
+    report = diagnose(job.collected())
+    assert report.abstained is not None
+    assert "rank 1 ended with exit code 1" in report.abstained.because.lower()
+    assert "Connection closed by peer" in report.abstained.because

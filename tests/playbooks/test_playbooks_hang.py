@@ -413,3 +413,18 @@ def test_frames_of_diag_are_never_the_programs() -> None:
     )
     assert own_frame(text) == "/job/train.py:7 main"
     assert own_frame(text.splitlines()[1]) is None
+
+
+def test_another_operation_with_nothing_after_it_may_be_an_extra_one() -> None:
+    """A barrier of rank 0 alone: no later operation tells extra from mismatch."""
+    job = ddp(steps=10)
+    group = job.group("dp", 0, 1, 2, 3)
+    job.call(0, group, 20, 960, op="barrier", shape=None, dtype=None, bytes_in=0)
+    for rank in range(1, 4):
+        job.call(rank, group, 20, 961)
+    job.hang(1000, 9000)
+    job.run.update(state="running", exit_code=None)
+    found = verdict(diagnose(job.collected()))
+    assert (found.cause, found.ranks) == ("hang.collective-mismatch", (0,))
+    assert found.confidence == "likely"
+    assert "hang.collective-extra" not in dict(found.excluded)
