@@ -39,6 +39,13 @@ class Policy:
     """A rank is a straggler from this share of the step upwards that it is busy longer than its
     peers. Lower finds milder ones and calls noise of shared machines one."""
 
+    straggler_ratio: float = 2.0
+    """From this multiple of its peers' busy time on, `straggler_least` replaces `straggler_share`.
+    Lower accuses ranks that a crowded host disturbs a little more than others."""
+
+    straggler_least: float = 0.05
+    """Least share of the step for such a rank. Lower names ranks that delay nobody noticeably."""
+
     straggler_steps: int = 8
     """Steps that a straggler must last. Fewer answers earlier and mistakes hiccups for one."""
 

@@ -93,6 +93,15 @@ def _leads(policy: Policy, slow: list[Slow], busy: Floats) -> bool:
     return own - float(max(rest)) >= policy.straggler_lead * (own - typical)
 
 
+def _needed(policy: Policy, own: Floats, typical: Floats) -> float:
+    """Share of the step from which an excess counts. Where all ranks queue for cores the step is
+    long for everybody; a rank that works a multiple of what its peers do is slow all the same."""
+    late = own.size // 2
+    ratio = float(np.median(own[late:]) / max(np.median(typical[late:]), 1e-9))
+    multiple = ratio >= policy.straggler_ratio
+    return policy.straggler_least if multiple else policy.straggler_share
+
+
 def _suffix(excess: Floats, level: float) -> int:
     """Begin of the suffix with the largest sum above `level`: where a lasting rise set in."""
     return int(np.argmax(np.cumsum((np.clip(excess, -1, 1) - level)[::-1])[::-1]))
@@ -102,7 +111,8 @@ def _slow(evidence: Evidence, policy: Policy, row: int, busy: Floats, step: Floa
     peers, alone = _peers(evidence, row)
     typical = np.median(busy[list(peers)], axis=0)
     excess = (busy[row] - typical) / step
-    half = policy.straggler_share / 2
+    share = _needed(policy, busy[row], typical)
+    half = share / 2
     onset = _suffix(excess, half)
     # Once its size is known, half of it marks the begin better than half the threshold.
     onset = _suffix(excess, max(half, float(np.median(excess[onset:])) / 2))
@@ -111,7 +121,7 @@ def _slow(evidence: Evidence, policy: Policy, row: int, busy: Floats, step: Floa
         return None
     median = float(np.median(window))
     steadiness = float(np.mean(window >= half))
-    if median < policy.straggler_share or steadiness < policy.straggler_consistency:
+    if median < share or steadiness < policy.straggler_consistency:
         return None
     changed = before.size >= policy.straggler_steps and float(np.median(before)) < median / 2
     if changed:

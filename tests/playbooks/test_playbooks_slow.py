@@ -158,3 +158,31 @@ def test_of_two_busy_ranks_neither_is_accused() -> None:
     job = ddp(slow={0: 40.0, 1: 44.0}, since=6)
     named = straggler.rule(Evidence(job.collected()), Policy())
     assert all(f.ranks != (1,) for f in named)
+
+
+def test_a_rank_that_works_a_multiple_is_slow_though_the_step_is_long_for_all() -> None:
+    """All ranks queue for cores most of the step; one of them computes three times as long."""
+    job = Job(4)
+    group = job.group("dp", 0, 1, 2, 3)
+    for step in range(24):
+        start = step * 1500.0
+        for rank in range(4):
+            slow = rank == 1 and step >= 8
+            ran = 160.0 if slow else 50.0
+            job.step(rank, step, start, start + 1490.0)
+            row = job.rows["steps"][-1]
+            row["cpu_ns"] = round(ran * 1e6)
+            row["queued_ns"] = round(600e6 if slow else 100e6)
+            issue = start + (760.0 if slow else 150.0)
+            job.call(
+                rank,
+                group,
+                step + 1,
+                issue,
+                start + 1490.0,
+                wait_ns=round((start + 1490.0 - issue) * 1e6),
+            )
+    found = straggler.rule(Evidence(job.collected()), Policy())
+    assert [(f.cause, f.ranks) for f in found if f.role == "root"] == [
+        ("slow.straggler-compute", (1,))
+    ]
