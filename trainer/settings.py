@@ -42,11 +42,11 @@ _BELOW_ONE = {"optim.beta1", "optim.beta2"}
 def load(arguments: list[str], world: int) -> Config:
     """The Config that these arguments ask for on `world` ranks.
 
-    Raises ConfigError with every problem found. Layouts are judged only once all values are sound,
-    since a layout of nonsense values would add nonsense.
+    Raises ConfigError with every problem found. What cannot be read counts with its default, and
+    layouts are judged only where all values are in range, since one of nonsense would add nonsense.
     """
-    config = read(arguments)
-    found = _range_problems(config, world) or layout_problems(config, world)
+    config, found = _spelled(arguments)
+    found += _range_problems(config, world) or layout_problems(config, world)
     if found:
         raise ConfigError(found)
     return config
@@ -57,6 +57,14 @@ def read(arguments: list[str]) -> Config:
 
     Raises ConfigError for unknown keys, and for values of the wrong kind.
     """
+    config, found = _spelled(arguments)
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def _spelled(arguments: list[str]) -> tuple[Config, list[str]]:
+    """(the Config of all that could be read, what could not)."""
     values: dict[str, Any] = {}
     found: list[str] = []
     paths, pairs = _split(arguments, found)
@@ -67,9 +75,7 @@ def read(arguments: list[str]) -> Config:
     sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     for key, value in values.items():
         _place(key, value, sections, found)
-    if found:
-        raise ConfigError(found)
-    return Config(**{name: _SECTIONS[name](**given) for name, given in sections.items()})
+    return Config(**{name: _SECTIONS[name](**given) for name, given in sections.items()}), found
 
 
 def usage() -> str:
@@ -145,7 +151,7 @@ def _place(key: str, value: Any, sections: dict[str, dict[str, Any]], found: lis
     )
     if name not in known:
         everything = [f"{s}.{f.name}" for s, owner in _SECTIONS.items() for f in fields(owner)]
-        near = difflib.get_close_matches(key, everything, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(key, everything, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
         found.append(f"unknown key {key}; {hint}")
         return

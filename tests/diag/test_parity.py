@@ -1,4 +1,4 @@
-"""`diag parity`: what a script that calls it sees. The equality itself is tests/trainer's matter."""
+"""`diag parity` as a script sees it. Equality itself is the matter of tests/trainer."""
 
 from __future__ import annotations
 

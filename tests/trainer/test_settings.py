@@ -196,3 +196,12 @@ def test_command_line_refuses_on_rank_0_without_a_traceback(rank: str, lines: in
     assert len(said) == lines
     assert all(line.startswith("trainer: ") for line in said)
     assert "| torch" not in done.stderr, "torch was imported to refuse a configuration"
+
+
+def test_unknown_keys_values_and_layout_are_refused_together() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(["train.stepz=1", "model.heads=x", "parallel.tp=3"], 1)
+    told = "\n".join(refused.value.problems)
+    assert "train.steps" in told
+    assert "model.heads=x" in told
+    assert "parallel.tp=3" in told
