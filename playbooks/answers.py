@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from playbooks.finding import Abstention
 from playbooks.report.model import Health
-from playbooks.words import count, ranks_words, seconds
+from playbooks.rules.common import SIGINT, SIGKILL, SIGTERM
+from playbooks.words import count, ranks_words, seconds, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,13 +166,13 @@ def _abstention(evidence: Evidence) -> Abstention:
         )
     if evidence.run and evidence.stopped and not _failed_before_hang(evidence):
         return _stood_still(evidence)
-    if evidence.ends and any(e.signal or e.exit_code for e in evidence.ends):
-        first = next(e for e in evidence.ends if e.signal or e.exit_code)
+    first = next((e for e in evidence.ends if e.signal or e.exit_code), None)
+    if first is not None and not (evidence.interrupted and first.signal in _PASSED_ON):
         raised = next((r for r in evidence.raised if r.rank == first.rank), None)
         if raised is not None:
             return Abstention(
                 f"{ranks_words([first.rank], capital=True)} ended with {first.words} after it "
-                f"raised {raised.text[:200]}, and no line says what led to that.",
+                f"raised {shorten(raised.text)}, and no line says what led to that.",
                 (STDERR,),
             )
         return Abstention(
@@ -185,6 +186,10 @@ def _abstention(evidence: Evidence) -> Abstention:
         "What was given shows neither a failure that decides nor that all went well.",
         (STDERR, DUMPS),
     )
+
+
+_PASSED_ON = (SIGINT, SIGKILL, SIGTERM)
+"""How ranks end when their whole job is ended from outside."""
 
 
 def _failed_before_hang(evidence: Evidence) -> bool:
@@ -220,8 +225,8 @@ def _run_abstention(evidence: Evidence) -> Abstention:
         first = evidence.raised[0]
         who = "a process" if first.rank is None else ranks_words([first.rank])
         return Abstention(
-            f"The job ended with exit code {code}, and {who} raised {first.text[:200]}; no record "
-            "says what led to that.",
+            f"The job ended with exit code {code}, and {who} raised {shorten(first.text)}; no "
+            "record says what led to that.",
             (STDERR,),
         )
     return Abstention(

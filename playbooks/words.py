@@ -85,3 +85,11 @@ def clock(time_ns: int) -> str:
 def count(number: int, word: str) -> str:
     """ "1 step", "12 steps"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def shorten(text: str, most: int = 200) -> str:
+    """At most `most` characters, cut at a space, with an ellipsis where something is lacking."""
+    if len(text) <= most:
+        return text
+    cut = text[: most - 3]
+    return (cut.rpartition(" ")[0] or cut).rstrip(" .,;:") + "..."

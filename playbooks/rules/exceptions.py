@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from playbooks.finding import Confidence, Finding, Item
 from playbooks.rules.common import inside_c10d, is_after_the_fact, own_frame, where_was
-from playbooks.words import ranks_words
+from playbooks.words import ranks_words, shorten
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
@@ -76,7 +76,7 @@ def _finding(
         cause,
         "root",
         _confidence(evidence, first, sure),
-        f"{who} raised {first.text[:200]}{at}{where}.",
+        f"{who} raised {shorten(first.text)}{at}{where}.",
         ranks=ranks,
         evidence=tuple(items[: policy.evidence_most]),
         excluded=tuple(excluded),

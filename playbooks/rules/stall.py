@@ -57,9 +57,20 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     if evidence.gone & waiting.keys():
         return []
     ranks = tuple(sorted(waiting)) if waiting else _all_outside(evidence)
-    if not ranks or any(rank not in evidence.seen for rank in ranks):
+    if any(rank not in evidence.seen or _left(evidence, policy, rank) for rank in ranks):
+        return []
+    if not ranks:
         return []
     return [_finding(evidence, policy, ranks)]
+
+
+def _left(evidence: Evidence, policy: Policy, rank: int) -> bool:
+    """Whether it ended well later, clearly before anybody was made to end: it was not stuck."""
+    end = next((e for e in evidence.ends if e.rank == rank), None)
+    if end is None or end.at_ns is None or end.exit_code != 0:
+        return False
+    made = [e.at_ns for e in evidence.ends if e.signal and e.at_ns is not None]
+    return all(at_ns > end.at_ns + policy.together_ns for at_ns in made)
 
 
 def _all_outside(evidence: Evidence) -> tuple[int, ...]:

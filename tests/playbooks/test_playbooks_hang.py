@@ -428,3 +428,27 @@ def test_another_operation_with_nothing_after_it_may_be_an_extra_one() -> None:
     assert (found.cause, found.ranks) == ("hang.collective-mismatch", (0,))
     assert found.confidence == "likely"
     assert "hang.collective-extra" not in dict(found.excluded)
+
+
+def test_a_rank_that_ended_well_by_itself_was_not_stuck() -> None:
+    """It left while the others still waited for it, seconds before they were killed."""
+    job = stalled(2, "other")
+    job.died(2, 15_000, exit_code=0)
+    for rank in (0, 1, 3):
+        job.died(rank, 20_000, signal=15)
+    job.run["state"] = "finished"
+    job.failed()
+    report = diagnose(job.collected())
+    assert "hang.rank-stalled" not in {f.cause for f in report.findings}
+    assert report.health is None
+
+
+def test_a_job_interrupted_before_its_first_step_is_no_mystery() -> None:
+    job = Job(2)
+    for rank in range(2):
+        job.died(rank, 3000 + rank, signal=2)
+    job.run["interrupted"] = True
+    job.failed(130)
+    report = diagnose(job.collected())
+    assert report.abstained is not None
+    assert "interrupted by the user" in report.abstained.because
