@@ -58,13 +58,17 @@ def _logs(run: Path, sources: list[Source]) -> tuple[list[Log], list[Log]]:
     return now, [found[key] for key in sorted(found) if key[0] != last]
 
 
-def _exception(log: Log, row: dict[str, Any], problems: list[str]) -> None:
+def _exception(log: Log, row: dict[str, Any], sources: list[Source]) -> None:
+    problems: list[str] = []
     body = edge.content(log.directory / "exception.json", problems)
     if isinstance(body, dict):
         message = str(body.get("message", "")).strip()
         row["exception"] = str(body.get("type", "")) + (f": {message}" if message else "")
         row["traceback"] = str(body.get("traceback", ""))
         row["exception_ns"] = edge.time_ns(body.get("time_ns"))
+    if problems:
+        name = f"ranks/{log.directory.name}/exception.json"
+        sources.append(Source(name, "exception", "none", tuple(problems)))
 
 
 def _ranks(run: Path, logs: list[Log], sources: list[Source]) -> Any:
@@ -75,7 +79,7 @@ def _ranks(run: Path, logs: list[Log], sources: list[Source]) -> Any:
     problems: list[str] = []
     for log in logs:
         row = ledger.rank_row(log)
-        _exception(log, row, problems)
+        _exception(log, row, sources)
         rows[int(row["rank"]), int(row["attempt"])] = row
     exits = run / "exits.jsonl"
     for line, told in edge.lines(exits, problems):

@@ -67,7 +67,10 @@ def _hold(path: Path) -> bool:
 
     A lock needs no file of its own, follows a rename and never stays behind. A file system without
     locks (some network mounts) counts as free: there is no telling."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # writable, but not to be listed
+        return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -82,8 +85,12 @@ def _hold(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _one_at_a_time(parent: Path) -> Iterator[None]:
-    """Claims within one folder wait for each other, where its file system has locks."""
-    handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    """Claims within one folder wait for each other, where it can be read and has locks."""
+    try:
+        handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        yield
+        return
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)

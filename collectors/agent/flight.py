@@ -359,7 +359,7 @@ def read(directory: Path) -> Log:
         if len(rows):
             log.dropped = max(0, int(log.records["serial"][-1]) - len(log.records))
     _names(directory / "names.jsonl", log)
-    state = control(directory)
+    state = control(directory) if (directory / "control.bin").is_file() else None
     log.closed = bool(state and state[6])
     return log
 

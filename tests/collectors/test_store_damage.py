@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 import struct
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from collectors import store
 from collectors.agent import flight
-from diag import rundir
 from playbooks import engine
 from playbooks.report import html, markdown, text
 
@@ -204,6 +202,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     **{f"share {k}": (_write("captures/0001-hang/proc.json", json.dumps(
         {"ranks": [{"rank": v, "cpu_share": 1}, {"rank": 0, "cpu_share": v}, v]})), "")
        for k, v in BAD.items()},
+    "deep exception": (_write("ranks/00000/exception.json", DEEP), "ranks/00000/exception.json"),
+    "odd exception": (_write("ranks/00000/exception.json", json.dumps(
+        {"type": [1], "message": "\ud800", "traceback": {}, "time_ns": 1e300})), ""),
     "name id": (_names('{"n": 4000000000, "t": "x"}'), "names.jsonl"),
     "group id": (_names('{"g": -1, "name": "", "desc": "", "ranks": [], "backend": ""}'), "names"),
     "group ranks": (
@@ -287,28 +288,3 @@ def test_any_json_value_anywhere_is_taken_or_refused(run: Path, data: st.DataObj
     collected = _all_forms(run)
     assert collected.run["name"] is None or isinstance(collected.run["name"], str)
     assert [s.path for s in collected.sources].count("run.json") == 1
-
-
-def _claim(path: Path, gate: Any, out: Any) -> None:
-    gate.wait()
-    out.put(str(rundir.claim(path)[0]))
-    gate.wait()
-
-
-@pytest.mark.parametrize("before", ["nothing", "an empty folder", "a finished run"])
-def test_two_jobs_at_once_never_share_a_directory(tmp_path: Path, before: str) -> None:
-    path = tmp_path / "r"
-    if before != "nothing":
-        path.mkdir()
-    if before == "a finished run":
-        rundir.write_json(path / "run.json", {"state": "finished"})
-    context = multiprocessing.get_context("fork")
-    gate, out = context.Barrier(3), context.Queue()
-    jobs = [context.Process(target=_claim, args=(path, gate, out)) for _ in range(3)]
-    for job in jobs:
-        job.start()
-    claimed = {out.get(timeout=30) for _ in jobs}
-    for job in jobs:
-        job.join(30)
-    assert len(claimed) == 3
-    assert str(path) in claimed
