@@ -18,6 +18,7 @@ from trainer.model import Transformer, initial_value
 from trainer.parallel import context, pipeline, schedule, tensor
 from trainer.parallel.ddp import GradientBuckets, pack
 from trainer.parallel.zero import ShardedReplicas
+from trainer.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +46,10 @@ class Built:
     """The dim along which tp splits a parameter, for those that it splits."""
     pieces: Mapping[str, nn.Parameter]
     """What this rank updates: its parameters, or under ZeRO its share of each."""
+    places: Mapping[str, Place]
+    """Where each piece lies in the whole parameter."""
+    shards: Mapping[str, Place]
+    """Where each of `parameters` lies in the whole parameter."""
     sharded: Mapping[str, frozenset[str]]
     """The axes over which pieces are split, for those that are."""
     buckets: GradientBuckets | ShardedReplicas
@@ -86,12 +91,18 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     }
     buckets = _replicas(config, stages, mesh.data, count)
     pieces = buckets.pieces if isinstance(buckets, ShardedReplicas) else parameters
+    shards = {path: _place(shapes[path], dims.get(path), mesh["tp"]) for path in parameters}
     shared = frozenset({"dp", "cp"} if config.parallel.zero else ())
     split = {path: shared | {"tp"} if path in dims else shared for path in pieces}
     return Built(
         parameters=parameters,
         dims=dims,
         pieces=pieces,
+        places={
+            path: shards[path].stretch(buckets.starts.get(path, 0), piece.numel())
+            for path, piece in pieces.items()
+        },
+        shards=shards,
         sharded=split,
         buckets=buckets,
         partial=tensor.PartialSums(
@@ -112,6 +123,12 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         shapes={path: shapes[path] for path in parameters},
         whole=sum(shape.numel() for shape in shapes.values()),
     )
+
+
+def _place(shape: torch.Size, dim: int | None, axis: Axis) -> Place:
+    """Where this rank's shard of a parameter lies."""
+    whole = Place.of_all(tuple(shape))
+    return whole if dim is None else whole.cut(dim, axis.index, axis.size)
 
 
 def _replicas(

@@ -16,25 +16,16 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from trainer.place import Place
+
 
 @dataclass(frozen=True)
 class Fragment:
-    """A stretch of one shard of a whole parameter."""
+    """What a rank holds of a whole parameter."""
 
     values: np.ndarray
     """Flat."""
-    start: int = 0
-    """Where the stretch begins in the flattened shard."""
-    dim: int = 0
-    """The dim along which the whole is cut into shards."""
-    shard: int = 0
-    shards: int = 1
-
-    def of(self, whole: np.ndarray) -> np.ndarray:
-        """The same stretch of another whole, flat."""
-        cut = np.split(whole, self.shards, axis=self.dim)[self.shard]
-        flat: np.ndarray = cut.reshape(-1)[self.start : self.start + self.values.size]
-        return flat
+    place: Place
 
 
 @dataclass
@@ -126,26 +117,23 @@ def _tensor(
 ) -> Difference:
     scale = float(np.abs(whole).max())
     apart = [
-        _apart(one[path].values, one[path].of(whole), scale) if path in one else 0.0 for one in held
+        _apart(one[path].values, one[path].place.pick(whole), scale) if path in one else 0.0
+        for one in held
     ]
-    seen = _elements({(f.shard, f.start): f.values.size for one in held if (f := one.get(path))})
+    # Two ranks' stretches are the same or apart.
+    seen = sum(place.count for place in {one[path].place for one in held if path in one})
     if seen < whole.size:
         return Difference(f"{what} (held in part)", path, tuple(range(len(held))), float("inf"))
     return _worst(what, path, apart)
 
 
-def _elements(stretches: dict[tuple[int, int], int]) -> int:
-    """Elements that some rank holds; two ranks' stretches are the same or apart."""
-    return sum(stretches.values())
-
-
 def _replicas(path: str, held: Sequence[dict[str, Fragment]]) -> Iterator[Difference]:
     """Those that hold the same stretch must hold the same bits: else they drift apart."""
-    known: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
+    known: dict[Place, tuple[int, np.ndarray]] = {}
     for rank, one in enumerate(held):
         if path in one:
             mine = one[path]
-            first, values = known.setdefault((mine.shard, mine.start), (rank, mine.values))
+            first, values = known.setdefault(mine.place, (rank, mine.values))
             if not np.array_equal(values, mine.values):
                 yield Difference("replicas", path, (first, rank), float("inf"))
 

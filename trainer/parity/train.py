@@ -18,6 +18,8 @@ from trainer.settings import load
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trainer.place import Place
+
 
 def train(settings: tuple[str, ...], world: int) -> Part:
     """Run STEPS optimizer steps with these settings on this rank of `world`."""
@@ -35,22 +37,20 @@ def follow(trainer: Trainer) -> Part:
         part.tokens.append(result.tokens)
         part.gradients.append(
             {
-                path: _fragment(trainer, path, piece.grad, built.buckets.starts.get(path, 0))
+                path: fragment(piece.grad, built.places[path])
                 for path, piece in built.pieces.items()
                 if piece.grad is not None
             }
         )
     if trainer.config.parallel.zero == 3:
-        held = {path: (p, built.buckets.starts[path]) for path, p in built.pieces.items()}
-    else:
-        held = {path: (p, 0) for path, p in built.parameters.items()}
-    part.weights = {path: _fragment(trainer, path, p, at) for path, (p, at) in held.items()}
+        part.weights = {path: fragment(p, built.places[path]) for path, p in built.pieces.items()}
+    else:  # under zero 1 and 2 each rank has its whole shard again
+        part.weights = {
+            path: fragment(p, built.shards[path]) for path, p in built.parameters.items()
+        }
     return part
 
 
-def _fragment(trainer: Trainer, path: str, values: Tensor, start: int) -> Fragment:
-    flat = values.detach().flatten().numpy().copy()
-    if path not in trainer.built.dims:
-        return Fragment(flat, start)
-    tp = trainer.mesh["tp"]
-    return Fragment(flat, start, trainer.built.dims[path], tp.index, tp.size)
+def fragment(values: Tensor, place: Place) -> Fragment:
+    """A copy of what this rank holds, and where it belongs."""
+    return Fragment(values.detach().flatten().numpy().copy(), place)
