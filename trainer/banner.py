@@ -98,6 +98,8 @@ def _groups(trainer: Trainer, name: str) -> str:
 
 def _model(trainer: Trainer) -> str:
     model = trainer.config.model
+    if model.file:
+        return model.file
     stages = trainer.layout.pp * trainer.config.parallel.virtual
     layers = [len(own) for own in stage_layers(model.layers, stages)]
     split = f" ({'+'.join(map(str, layers))} by stage)" if len(layers) > 1 else ""

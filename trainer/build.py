@@ -2,7 +2,8 @@
 
 In: Config, Mesh, device. Out: `Built`. The whole model exists only on the meta device, without
 memory; each rank then makes its own shards, each from the whole parameter's name and the seed, so
-that the start is the same under every layout.
+that the start is the same under every layout. (A user's model starts as its own file says, whole,
+on every rank alike.)
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer import faults
+from trainer import blueprint, faults
+from trainer.config import ConfigError
 from trainer.layout import microbatches
-from trainer.model import Transformer, initial_value
-from trainer.parallel import context, pipeline, schedule, tensor
+from trainer.parallel import context, pipeline, plan, schedule, tensor
 from trainer.parallel.ddp import GradientBuckets, pack
 from trainer.parallel.zero import ShardedReplicas
 from trainer.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
@@ -66,22 +67,31 @@ class Built:
 
 def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> Built:
     """Cut the model into stages, split it over tp, fill it, and lay its gradients into buckets."""
-    with torch.device("meta"):
-        model = Transformer(config.model)
+    whole = blueprint.draw(config)
+    if wrong := blueprint.problems(whole, config, layout):
+        raise ConfigError(wrong)
+    model, chain = whole.model, dict(whole.chain)
     shapes = {path: p.shape for path, p in model.named_parameters()}
-    held = pipeline.keep_stages(model, mesh["pp"], config.parallel.virtual)
-    dims = tensor.parallelize(model, mesh["tp"], sequence=config.parallel.sp)
+    held = pipeline.own_stages(list(chain), mesh["pp"], config.parallel.virtual)
+    split_by = plan.rules(model, whole.plan)
+    dims = plan.parallelize(model, whole.plan, mesh["tp"], sequence=config.parallel.sp)
     context.parallelize(model, mesh["cp"], config.parallel.cp_form)
-    model.to(_WEIGHTS[config.train.dtype]).to_empty(device=device)
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for path, p in parameters.items():
-            value = initial_value(path, shapes[path], config.model.layers, config.train.seed)
-            p.copy_(tensor.shard(value, dims[path], mesh["tp"]) if path in dims else value)
+    own = [(path, chain[path]) for paths in held.values() for path in paths]
+    for _, module in own:
+        module.to(_WEIGHTS[config.train.dtype])
+        module.to(device) if whole.start is None else module.to_empty(device=device)
+    first: dict[nn.Parameter, str] = {}
+    for path, p in (pair for one in own for pair in named_parameters(*one)):
+        first.setdefault(p, path)  # of two that share a parameter the first one names it
+    parameters = {path: p for p, path in first.items()}
+    if whole.start is not None:
+        with torch.no_grad():
+            for path, p in parameters.items():
+                value = whole.start(path, shapes[path])
+                p.copy_(tensor.shard(value, dims[path], mesh["tp"]) if path in dims else value)
     count = microbatches(config, layout)
     fault = faults.make(config.faults, mesh.rank, device)
     schedules = schedule.make(config.parallel.schedule, layout.pp, count, config.parallel.virtual)
-    chain = dict(model.chain())
     stages = {
         stage: [
             pipeline.Part(path, chain[path], pipeline.recomputed(path, config.memory.checkpoint))
@@ -110,10 +120,10 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         ),
         pipeline=pipeline.Pipeline(
             stages,
-            tensor.loss(mesh["tp"]),
+            tensor.loss(mesh["tp"], split="head" in split_by.values()),
             mesh["pp"],
             schedules[mesh["pp"].index],
-            width=config.model.width,
+            width=whole.width,
             autocast=torch.bfloat16 if config.train.dtype == "bfloat16" else None,
             fault=fault,
             shards=layout.tp if config.parallel.sp else 1,
@@ -131,24 +141,30 @@ def _place(shape: torch.Size, dim: int | None, axis: Axis) -> Place:
     return whole if dim is None else whole.cut(dim, axis.index, axis.size)
 
 
+def named_parameters(path: str, part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of a part of the chain, by their paths in the whole model."""
+    for name, p in part.named_parameters():
+        yield (f"{path}.{name}" if path else name), p
+
+
 def _replicas(
     config: Config, stages: Mapping[int, list[pipeline.Part]], axis: Axis, passes: int
 ) -> GradientBuckets | ShardedReplicas:
     """How replicas of this rank's parameters keep in step: DDP, or a form of ZeRO."""
     zero, size = config.parallel.zero, config.parallel.bucket
     parts = [part for stage in stages.values() for part in stage]
-    named = [[(f"{o.path}.{n}", p) for n, p in o.module.named_parameters()] for o in parts]
+    named = [list(named_parameters(part.path, part.module)) for part in parts]
     if zero == 0:
-        flat = [p for one in named for _, p in one]
+        flat = list(dict.fromkeys(p for one in named for _, p in one))
         return GradientBuckets(flat, axis, bucket_bytes=size, passes=passes)
     if zero == 3:
         shared = ShardedReplicas(named, axis, stage=3, passes=passes)
         for part, unit in zip(parts, shared.buckets, strict=True):
             shared.wrap(part.module, unit)
         return shared
-    path_of = {p: path for one in named for path, p in one}
+    path_of = {p: path for one in reversed(named) for path, p in one}
     groups = []
     for stage in stages.values():  # a bucket never spans stages: their backwards come apart
-        own = [p for part in stage for p in part.module.parameters()]
+        own = list(dict.fromkeys(p for part in stage for p in part.module.parameters()))
         groups += [[(path_of[p], p) for p in one] for one in pack(own[::-1], size)]
     return ShardedReplicas(groups, axis, stage=zero, passes=passes)

@@ -28,8 +28,11 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The decoder-only transformer."""
+    """The decoder-only transformer, or a model of your own."""
 
+    file: str = ""
+    """A Python file with a model() of yours, or FILE:FACTORY, instead of the transformer that the
+    other fields describe; trainer/blueprint.py says what it may give."""
     layers: int = 4
     """Blocks of attention and MLP."""
     width: int = 128

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from trainer.config import ALWAYS, AXES, VOCABULARY
 
 if TYPE_CHECKING:
-    from trainer.config import Config
+    from trainer.config import Config, ModelConfig
 
 _SHOWN = 3
 """Nearest layouts that an error names: enough to choose from, few enough to read."""
@@ -89,8 +89,8 @@ def legal(config: Config, world: int) -> list[Layout]:
     return [one for one in layouts if not _layout_problems(config, one, world)]
 
 
-def _model_problems(config: Config) -> list[str]:
-    model = config.model
+def _size_problems(model: ModelConfig) -> list[str]:
+    """Whether the transformer's own sizes fit together."""
     found = []
     if model.width % model.heads:
         found.append(
@@ -107,6 +107,11 @@ def _model_problems(config: Config) -> list[str]:
             f"model.kv_heads={model.kv_heads} does not divide model.heads={model.heads} "
             f"(model.kv_heads={_nearest(_divisors(model.heads), model.kv_heads)})"
         )
+    return found
+
+
+def _model_problems(config: Config) -> list[str]:
+    found = [] if config.model.file else _size_problems(config.model)
     virtual = config.parallel.virtual
     if (config.parallel.schedule == "interleaved") != (virtual > 1):
         found.append(
@@ -124,7 +129,7 @@ def _model_problems(config: Config) -> list[str]:
 
 
 def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
-    model, train = config.model, config.train
+    train = config.train
     found = []
     if layout.world != world and not config.parallel.dp:
         names, sizes = _product(layout, ("tp", "pp"))
@@ -139,6 +144,30 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"{names} = {sizes} = {layout.world}, but there are {world} ranks "
             f"(parallel.dp, parallel.tp, parallel.pp, parallel.cp or --nproc-per-node)"
         )
+    found += _split_problems(config, layout)
+    found += _schedule_problems(config, layout)
+    found += _sequence_problems(config, layout)
+    if config.parallel.zero and layout.dp * layout.cp == 1:
+        found.append(
+            f"parallel.zero={config.parallel.zero} shares over replicas (dp and cp), and there is "
+            f"one (parallel.zero=0, or fewer tp x pp)"
+        )
+    piece = layout.dp * train.microbatch
+    if piece and train.global_batch % piece:
+        whole = max(1, round(train.global_batch / piece)) * piece
+        found.append(
+            f"train.global_batch={train.global_batch} is not a multiple of dp x train.microbatch = "
+            f"{layout.dp} x {train.microbatch} (train.global_batch={whole})"
+        )
+    return found
+
+
+def _split_problems(config: Config, layout: Layout) -> list[str]:
+    """Whether the transformer can be cut so; of a model.file its own chain and PLAN decide."""
+    model = config.model
+    found: list[str] = []
+    if model.file:
+        return found
     if layout.tp > model.kv_heads:
         found.append(
             f"parallel.tp={layout.tp} exceeds model.kv_heads={model.kv_heads}: each tp rank needs "
@@ -167,20 +196,6 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
         found.append(
             f"parallel.pp x parallel.virtual = {stages} stages exceed model.layers={model.layers} "
             f"(parallel.virtual={model.layers // layout.pp} or model.layers={stages})"
-        )
-    found += _schedule_problems(config, layout)
-    found += _sequence_problems(config, layout)
-    if config.parallel.zero and layout.dp * layout.cp == 1:
-        found.append(
-            f"parallel.zero={config.parallel.zero} shares over replicas (dp and cp), and there is "
-            f"one (parallel.zero=0, or fewer tp x pp)"
-        )
-    piece = layout.dp * train.microbatch
-    if piece and train.global_batch % piece:
-        whole = max(1, round(train.global_batch / piece)) * piece
-        found.append(
-            f"train.global_batch={train.global_batch} is not a multiple of dp x train.microbatch = "
-            f"{layout.dp} x {train.microbatch} (train.global_batch={whole})"
         )
     return found
 

@@ -23,14 +23,14 @@ from trainer.layout import stage_layers
 from trainer.parallel.schedule import Action, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
     from trainer.data import Microbatch
     from trainer.faults import Fault
     from trainer.mesh import Axis
-    from trainer.model import NextByteLoss, Transformer
+    from trainer.model import NextByteLoss
 
     Key = tuple[int, int]
     """Stage and microbatch."""
@@ -46,34 +46,28 @@ class Part:
     """Whether its activations are dropped after forward and computed again in backward."""
 
 
-def keep_stages(model: Transformer, axis: Axis, virtual: int) -> dict[int, list[str]]:
-    """Drop the parts that other ranks hold; the paths of each stage that stays, in order.
+def own_stages(parts: Sequence[str], axis: Axis, virtual: int) -> dict[int, list[str]]:
+    """The paths of the parts of each stage that this rank holds, in order, from those of the chain.
 
-    Rank r of p holds stages r, r + p, ...; what stays keeps its path, and so its start values.
+    Rank r of p holds stages r, r + p, ... Layers (the parts inside a container) are shared out;
+    what stands before them belongs to the first stage, what comes after to the last.
     """
     stages = axis.size * virtual
-    layers = stage_layers(len(model.layers), stages)
+    layers = [at for at, path in enumerate(parts) if "." in path] or list(range(len(parts)))
+    start, stop = layers[0], layers[-1] + 1
     held: dict[int, list[str]] = {}
-    for stage in range(axis.index, stages, axis.size):
-        own = [f"layers.{layer}" for layer in layers[stage]]
-        first = ["embed"] if stage == 0 else []
-        last = ["norm", "head"] if stage == stages - 1 else []
-        held[stage] = [*first, *own, *last]
-    kept = {path for paths in held.values() for path in paths}
-    for path, _ in model.chain():
-        if path not in kept:
-            owner, _, name = path.rpartition(".")
-            if owner:
-                del model.layers[name]
-            else:
-                delattr(model, name)
+    for stage, own in enumerate(stage_layers(stop - start, stages)):
+        if stage % axis.size == axis.index:
+            low = 0 if stage == 0 else start + own.start
+            high = len(parts) if stage == stages - 1 else start + own.stop
+            held[stage] = list(parts[low:high])
     return held
 
 
 def recomputed(layer: str, checkpointing: str) -> bool:
     """Whether memory.checkpoint (none, full, every-K) names this part: layers only."""
-    kind, _, number = layer.rpartition(".")
-    if kind != "layers" or checkpointing == "none":
+    container, _, number = layer.rpartition(".")
+    if not container or not number.isdigit() or checkpointing == "none":
         return False
     every = 1 if checkpointing == "full" else int(checkpointing.removeprefix("every-"))
     return int(number) % every == 0

@@ -1,7 +1,7 @@
-"""Tensor parallelism: which module is split how, as a table, and the few functions that do it.
+"""Tensor parallelism: the rules by which `plan.py` splits modules over tp, and the loss behind.
 
-In: a model (on any device, meta included) and the tp axis. Out: the same model with every listed
-module holding its shard, and for every sharded parameter the dim it is split along.
+In: a module (on any device, meta included) and its doors to the tp axis. Out: the same module
+holding its shard, and for every sharded parameter the dim it is split along.
 The model file is never asked to know: rules act on modules by path (Shoeybi et al. 2019,
 arXiv:1909.08053: f = copy forward, sum backward; g = sum forward, copy backward).
 
@@ -13,8 +13,7 @@ norms and the residual stream, holds a shard of the sequence: g scatters it, f g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +24,7 @@ from torch.nn import functional as F  # noqa: N812 (what everybody calls it)
 from trainer.model import IGNORE, NextByteLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trainer.mesh import Axis
-
-    Rule = Callable[[nn.Module, "Doors"], dict[str, int]]
-    """Changes a module in place; returns the sharded dim of each parameter that it split."""
 
 
 class _CopyIn(torch.autograd.Function):
@@ -95,6 +89,8 @@ class Doors:
     axis: Axis
     sequence: bool
     """Whether outside of them each rank holds a shard of the sequence."""
+    shards: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    """What became of each parameter that was split: one that two modules share stays shared."""
 
     def enter(self, x: Tensor) -> Tensor:
         """f."""
@@ -164,6 +160,17 @@ class VocabularyParallelEmbedding(nn.Embedding):
         return self.doors.leave(rows)
 
 
+class RowParallelLinear(nn.Linear):
+    """Inputs are split; the bias is added once, to the sum of what the ranks computed."""
+
+    doors: Doors
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs / tp) to (..., outputs)."""
+        out = self.doors.leave(F.linear(x, self.weight))
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+
 class VocabularyParallelLoss(NextByteLoss):
     """NextByteLoss for logits whose vocabulary is split over tp."""
 
@@ -182,14 +189,17 @@ class VocabularyParallelLoss(NextByteLoss):
 
 def column(module: nn.Module, doors: Doors) -> dict[str, int]:
     """Split a linear layer's outputs: each rank computes some of them."""
-    _shrink(module, "weight", 0, doors.axis)
-    return {"weight": 0}
+    names = ["weight"] if getattr(module, "bias", None) is None else ["weight", "bias"]
+    for name in names:
+        _shrink(module, name, 0, doors)
+    return dict.fromkeys(names, 0)
 
 
 def row(module: nn.Module, doors: Doors) -> dict[str, int]:
     """Split a linear layer's inputs: each rank computes a part of every output, then g."""
-    _shrink(module, "weight", 1, doors.axis)
-    module.register_forward_hook(lambda _module, _args, out: doors.leave(out))
+    _shrink(module, "weight", 1, doors)
+    module.__class__ = RowParallelLinear
+    module.doors = doors  # type: ignore[assignment]  # torch types attributes as tensors or modules
     return {"weight": 1}
 
 
@@ -201,47 +211,15 @@ def entry(module: nn.Module, doors: Doors) -> dict[str, int]:
 
 def vocabulary(module: nn.Module, doors: Doors) -> dict[str, int]:
     """Split an embedding's rows."""
-    _shrink(module, "weight", 0, doors.axis)
+    _shrink(module, "weight", 0, doors)
     module.__class__ = VocabularyParallelEmbedding
     module.doors = doors  # type: ignore[assignment]  # torch types attributes as tensors or modules
     return {"weight": 0}
 
 
-PLAN: tuple[tuple[str, Rule], ...] = (
-    ("embed", vocabulary),
-    ("layers.*.attention", entry),
-    ("layers.*.attention.query", column),
-    ("layers.*.attention.key", column),
-    ("layers.*.attention.value", column),
-    ("layers.*.attention.out", row),
-    ("layers.*.mlp", entry),
-    ("layers.*.mlp.gate", column),
-    ("layers.*.mlp.up", column),
-    ("layers.*.mlp.down", row),
-    ("head", entry),
-    ("head", column),
-)
-"""Path pattern to rule. What is not named is replicated, and its gradient is whole on every rank,
-since every value that it touches is; on sequence shards it is a part, which PartialSums sums."""
-
-
-def parallelize(model: nn.Module, axis: Axis, *, sequence: bool = False) -> dict[str, int]:
-    """Apply PLAN to the parts that `model` has; the sharded dim of each parameter, by path."""
-    doors = Doors(axis, sequence)
-    sharded: dict[str, int] = {}
-    if axis.size == 1:
-        return sharded
-    for path, module in model.named_modules():
-        for pattern, rule in PLAN:
-            if fnmatchcase(path, pattern) and path.count(".") == pattern.count("."):
-                dims = rule(module, doors)
-                sharded.update({f"{path}.{name}": dim for name, dim in dims.items()})
-    return sharded
-
-
-def loss(axis: Axis) -> NextByteLoss:
-    """The loss that fits the head as PLAN leaves it."""
-    return NextByteLoss() if axis.size == 1 else VocabularyParallelLoss(axis)
+def loss(axis: Axis, *, split: bool) -> NextByteLoss:
+    """The loss of logits that rule `head` has split over `axis`, or that are whole."""
+    return VocabularyParallelLoss(axis) if split and axis.size > 1 else NextByteLoss()
 
 
 def shard(full: Tensor, dim: int, axis: Axis) -> Tensor:
@@ -271,7 +249,9 @@ def _own_ids(ids: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
     return local * mine, mine
 
 
-def _shrink(module: nn.Module, name: str, dim: int, axis: Axis) -> None:
-    """Replace a parameter by one of its shard's shape; values come when it is materialised."""
+def _shrink(module: nn.Module, name: str, dim: int, doors: Doors) -> None:
+    """Replace a parameter by this rank's shard of it."""
     whole = getattr(module, name)
-    setattr(module, name, nn.Parameter(shard(whole.detach(), dim, axis).clone()))
+    if whole not in doors.shards:
+        doors.shards[whole] = nn.Parameter(shard(whole.detach(), dim, doors.axis).clone())
+    setattr(module, name, doors.shards[whole])
