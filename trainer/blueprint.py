@@ -9,13 +9,15 @@ Such a file is a Python program that you chose to run. It gives
     .width      optional, of the model: the last size of what passes between parts; so pp works
     PLAN        optional: {module path pattern: rule} as in parallel/plan.py; so tp and sp work
 
-and cp works where attention is trainer.model.Attention. What the file does not give is refused by
-name; what it raises is told as one line with its file and line.
+and cp works where attention is trainer.model.Attention, data.documents where parts that mix
+positions take `documents` (trainer/documents.py) beside x. What the file does not give is refused
+by name; what it raises is told as one line with its file and line.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 import traceback
 from contextlib import contextmanager
@@ -88,11 +90,18 @@ def problems(blueprint: Blueprint, config: Config, layout: Layout) -> list[str]:
             f"parallel.cp={layout.cp} works on trainer.model.Attention itself, and {name} has "
             f"{'a class derived from it' if attentions else 'none'}"
         )
+    if config.data.documents and not any(takes_documents(part) for _, part in blueprint.chain):
+        found.append(f"data.documents=true, but no part of {name} takes documents in forward()")
     shared = _shared(blueprint.model)
     if shared and (stages > 1 or parallel.zero == 3):
         asked = "parallel.zero=3" if parallel.zero == 3 else f"parallel.pp={layout.pp}"
         found.append(f"{asked} parts {' and '.join(shared)}, which are one parameter in {name}")
     return found
+
+
+def takes_documents(part: nn.Module) -> bool:
+    """Whether positions see each other in this part, so that it asks for their documents."""
+    return "documents" in inspect.signature(part.forward).parameters
 
 
 def _chain_problems(blueprint: Blueprint, name: str) -> list[str]:

@@ -94,7 +94,12 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     schedules = schedule.make(config.parallel.schedule, layout.pp, count, config.parallel.virtual)
     stages = {
         stage: [
-            pipeline.Part(path, chain[path], pipeline.recomputed(path, config.memory.checkpoint))
+            pipeline.Part(
+                path,
+                chain[path],
+                recomputed=pipeline.recomputed(path, config.memory.checkpoint),
+                mixes=blueprint.takes_documents(chain[path]),
+            )
             for path in paths
         ]
         for stage, paths in held.items()

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-VOCABULARY = 256
-"""The vocabulary is bytes: no tokenizer to ship, to match, or to get wrong."""
-
 AXES = ("pp", "dp", "cp", "tp")
 """Axes of the mesh that this trainer knows."""
 ALWAYS = ("pp", "dp", "tp")
@@ -33,6 +30,9 @@ class ModelConfig:
     file: str = ""
     """A Python file with a model() of yours, or FILE:FACTORY, instead of the transformer that the
     other fields describe; trainer/blueprint.py says what it may give."""
+    vocabulary: int = 256
+    """Tokens that the model knows; bytes of text need 256. More than the data has do no harm: let
+    it be a multiple of tp."""
     layers: int = 4
     """Blocks of attention and MLP."""
     width: int = 128
@@ -53,12 +53,21 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The text."""
+    """Text, or token files."""
 
     path: str = ""
-    """A file, or a folder whose text files are read; empty: the standard library's sources."""
-    suffixes: tuple[str, ...] = (".py", ".txt", ".md", ".rst")
-    """Endings of the files that are read when `path` is a folder."""
+    """A file, or a folder whose files are read; empty: the standard library's sources."""
+    suffixes: tuple[str, ...] = ()
+    """Endings of the files that are read when `path` is a folder; empty: .py, .txt, .md and .rst,
+    or .bin for tokens."""
+    dtype: str = field(default="uint8", metadata={"choices": ("uint8", "uint16", "uint32")})
+    """A token in the files: a byte of text, or a little-endian number of a token file (without a
+    header, as numpy's tofile writes)."""
+    end: int = -1
+    """Token with which a document ends; -1: only files end documents. What follows the end of a
+    document is no target of it."""
+    documents: bool = False
+    """Attention keeps to documents: a token sees only what stands before it in its own."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class TrainConfig:
     microbatch: int = 2
     """Samples that pass through the model at once on one rank."""
     sequence: int = 128
-    """Bytes a sample."""
+    """Tokens a sample."""
     seed: int = 0
     """Fixes the initial weights and the order of samples."""
     device: str = field(default="auto", metadata={"choices": ("auto", "cpu", "cuda")})

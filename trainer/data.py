@@ -1,134 +1,167 @@
-"""Real text as samples of bytes, the same for every layout.
+"""A corpus as samples of tokens, the same for every layout.
 
-In: a file or a folder; nothing is held in memory but names and sizes, a sample is read when needed.
-Out: for a step and a dp rank, its microbatches of inputs and targets.
-A sample's number is a function of step and index, and its place in the text a function of its
-number and the seed: how many ranks share the reading changes nothing of what is read.
+In: a corpus; nothing is held in memory, a sample is read when needed.
+Out: for a step and a dp rank, its microbatches of inputs, targets and documents.
+A sample's number is a function of step and index, and its window of the corpus a function of its
+number and the seed: the whole state is the step, and how many ranks share the reading changes
+nothing of what is read.
+
+    windows   0 1 2 ... ─ one fixed order ─► trained ... | held out: read by evaluation only
+                                                └─ another order each epoch ─► samples
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import sysconfig
-from bisect import bisect_right
+import math
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from trainer.config import ConfigError
+from trainer import documents as documents_file
+from trainer.corpus import read_tokens
 from trainer.model import IGNORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
-    from trainer.config import DataConfig
-
-_SKIPPED = {"__pycache__", "site-packages", "dist-packages"}
+    from trainer.corpus import Corpus
+    from trainer.documents import Documents
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one forward pass sees; both (microbatch, sequence), int64."""
+    """What one forward pass sees."""
 
     inputs: torch.Tensor
+    """(microbatch, sequence), int64."""
     targets: torch.Tensor
-    """The byte after each input; IGNORE where that byte belongs to the next file."""
+    """The token after each input; IGNORE where that token belongs to the next document."""
+    documents: Documents | None = None
+    """Where attention keeps to documents, those of the same positions."""
 
     def at(self, positions: torch.Tensor) -> Microbatch:
         """The same samples at some of their positions only."""
-        return Microbatch(self.inputs[:, positions], self.targets[:, positions])
+        return Microbatch(
+            self.inputs[:, positions],
+            self.targets[:, positions],
+            self.documents and self.documents.at(positions),
+        )
 
     def to(self, device: torch.device) -> Microbatch:
         """The same on another device."""
         return Microbatch(
-            self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
+            self.inputs.to(device, non_blocking=True),
+            self.targets.to(device, non_blocking=True),
+            self.documents and self.documents.to(device),
         )
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Files laid end to end; file i holds the bytes from starts[i] to starts[i + 1]."""
-
-    shards: tuple[Path, ...]
-    starts: tuple[int, ...]
-    """One more than shards; the last is the size of the whole."""
-
-    @property
-    def size(self) -> int:
-        """Bytes in all."""
-        return self.starts[-1]
-
-    def pieces(self, offset: int, length: int) -> list[tuple[Path, int, int]]:
-        """(file, first byte in it, bytes) that make up `length` bytes from `offset`."""
-        out = []
-        shard = bisect_right(self.starts, offset) - 1
-        while length > 0:
-            count = min(length, self.starts[shard + 1] - offset)
-            out.append((self.shards[shard], offset - self.starts[shard], count))
-            offset, length, shard = offset + count, length - count, shard + 1
-        return out
 
 
 class Loader:
     """Reads the microbatches of one dp rank."""
 
     def __init__(
-        self, corpus: Corpus, *, sequence: int, global_batch: int, microbatch: int, seed: int
+        self,
+        corpus: Corpus,
+        *,
+        sequence: int,
+        global_batch: int,
+        microbatch: int,
+        seed: int,
+        end: int = -1,
+        documents: bool = False,
+        vocabulary: int = 256,
+        held: float = 0.0,
     ) -> None:
+        """`held` is the share of windows that training never sees; the rest as in the settings."""
         self.corpus = corpus
         self.sequence = sequence
         self.global_batch = global_batch
         self.microbatch = microbatch
         self.seed = seed
+        self.end = end
+        self.documents = documents
+        self.vocabulary = vocabulary
         self.windows = (corpus.size - 1) // sequence
-        """Samples in an epoch: every byte but the first is a target once."""
+        """Of `sequence` targets each; every token but the first is a target of one of them."""
+        self.held = math.ceil(held * self.windows)
+        self.trained = self.windows - self.held
+        """Samples in an epoch."""
         self.locate: Callable[[Path], Path] = as_named
         """Where a shard really lies: the seam for a cache, a mirror, or a fault."""
 
     def load(self, step: int, dp_index: int, dp_size: int) -> list[Microbatch]:
         """This rank's microbatches of `step`; those of all dp ranks are the global batch, in order.
 
-        Raises OSError when a file has shrunk or gone since the start.
+        Raises OSError when a file has shrunk or gone since the start, and ValueError for a token
+        that the vocabulary does not have.
         """
+        return self._share(self.window, step, dp_index, dp_size)
+
+    def load_held(self, batch: int, dp_index: int, dp_size: int) -> list[Microbatch]:
+        """As `load`, of the global batch `batch` of the samples that training never sees."""
+        return self._share(self.held_window, batch, dp_index, dp_size)
+
+    def window(self, number: int) -> int:
+        """Which window sample `number` of training is."""
+        epoch, position = divmod(number, self.trained)
+        return self._place(shuffled(position, self.trained, self.seed, epoch))
+
+    def held_window(self, number: int) -> int:
+        """Which window sample `number` of evaluation is."""
+        return self._place(self.trained + number)
+
+    def read_sample(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets of sample `number` of training, each `sequence` int64 tokens."""
+        return self.read_window(self.window(number))
+
+    def read_window(self, window: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets of one window."""
+        pieces = self.corpus.pieces(window * self.sequence, self.sequence + 1)
+        values = np.concatenate([self.read_shard(*piece) for piece in pieces]).astype(np.int64)
+        if values.max() >= self.vocabulary:
+            raise ValueError(
+                f"token {values.max()} in {', '.join(str(shard) for shard, _, _ in pieces)} is not "
+                f"in the vocabulary (model.vocabulary={self.vocabulary}, data.dtype)"
+            )
+        inputs, targets = values[:-1], values[1:].copy()
+        ends = np.cumsum([count for _, _, count in pieces])[:-1]
+        targets[ends - 1] = IGNORE
+        targets[inputs == self.end] = IGNORE
+        return inputs, targets
+
+    def read_shard(self, shard: Path, start: int, count: int) -> np.ndarray:
+        """`count` tokens of a file from token `start`."""
+        with self.locate(shard).open("rb") as file:
+            tokens = read_tokens(file, start, count, self.corpus.dtype)
+        if len(tokens) < count:
+            raise OSError(f"{shard} is shorter than it was when the run began")
+        return tokens
+
+    def _share(
+        self, window: Callable[[int], int], batch: int, dp_index: int, dp_size: int
+    ) -> list[Microbatch]:
         share = self.global_batch // dp_size
-        first = step * self.global_batch + dp_index * share
-        samples = [self.read_sample(number) for number in range(first, first + share)]
+        first = batch * self.global_batch + dp_index * share
+        samples = [self.read_window(window(number)) for number in range(first, first + share)]
         batches = []
         for at in range(0, share, self.microbatch):
             inputs, targets = zip(*samples[at : at + self.microbatch], strict=True)
             batches.append(
-                Microbatch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets)))
+                Microbatch(
+                    torch.from_numpy(np.stack(inputs)),
+                    torch.from_numpy(np.stack(targets)),
+                    documents_file.of_targets(targets, IGNORE) if self.documents else None,
+                )
             )
         return batches
 
-    def read_sample(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of sample `number`, each `sequence` int64 byte values."""
-        epoch, position = divmod(number, self.windows)
-        offset = shuffled(position, self.windows, self.seed, epoch) * self.sequence
-        pieces = self.corpus.pieces(offset, self.sequence + 1)
-        text = b"".join(self.read_shard(*piece) for piece in pieces)
-        values = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
-        inputs, targets = values[:-1], values[1:].copy()
-        ends = np.cumsum([count for _, _, count in pieces])[:-1]
-        targets[ends - 1] = IGNORE
-        return inputs, targets
-
-    def read_shard(self, shard: Path, start: int, count: int) -> bytes:
-        """`count` bytes of a file from `start`; a pipe cannot seek, so there it reads past them."""
-        with self.locate(shard).open("rb") as file:
-            if file.seekable():
-                file.seek(start)
-            else:
-                file.read(start)
-            text = file.read(count)
-        if len(text) < count:
-            raise OSError(f"{shard} is shorter than it was when the run began")
-        return text
+    def _place(self, position: int) -> int:
+        """The window at `position` of the fixed order, whose end is held out whatever the seed."""
+        return shuffled(position, self.windows, 0, -1) if self.held else position
 
 
 def as_named(shard: Path) -> Path:
@@ -153,38 +186,3 @@ def shuffled(position: int, count: int, seed: int, epoch: int) -> int:
         position = left << half | right
         if position < count:
             return position
-
-
-def open_corpus(config: DataConfig, least: int) -> Corpus:
-    """The files that the config names, sorted by path; ConfigError if they cannot make a sample."""
-    root = Path(config.path) if config.path else Path(sysconfig.get_path("stdlib"))
-    if root.is_dir():
-        shards = sorted(_files(root, config.suffixes))
-    elif root.exists():
-        shards = [root]
-    else:
-        raise ConfigError([f"data.path={root} does not exist (data.path=FILE or FOLDER)"])
-    sizes = [shard.stat().st_size for shard in shards]
-    filled = [(shard, size) for shard, size in zip(shards, sizes, strict=True) if size]
-    corpus = Corpus(
-        shards=tuple(shard for shard, _ in filled),
-        starts=tuple(accumulate((size for _, size in filled), initial=0)),
-    )
-    if corpus.size < least:
-        raise ConfigError(
-            [
-                (
-                    f"data.path={root} holds {corpus.size} bytes in {len(filled)} files ending in "
-                    f"{', '.join(config.suffixes)}; one sample needs {least} "
-                    f"(data.path, data.suffixes, train.sequence)"
-                )
-            ]
-        )
-    return corpus
-
-
-def _files(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Files below `root` with one of these endings, outside folders of installed packages."""
-    for folder, inner, names in os.walk(root):
-        inner[:] = [name for name in inner if name not in _SKIPPED]
-        yield from (Path(folder, name) for name in names if name.endswith(suffixes))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from trainer.config import ALWAYS, AXES, VOCABULARY
+from trainer.config import ALWAYS, AXES
+from trainer.limits import data as data_limits
 
 if TYPE_CHECKING:
     from trainer.config import Config, ModelConfig
@@ -64,8 +65,9 @@ def stage_layers(layers: int, stages: int) -> list[range]:
 def problems(config: Config, world: int) -> list[str]:
     """Every reason why this layout cannot work, and the nearest ones that can."""
     layout = resolve(config, world)
-    found = [*_model_problems(config), *_layout_problems(config, layout, world)]
-    if len(found) > len(_model_problems(config)):
+    of_layout = _layout_problems(config, layout, world)
+    found = [*_model_problems(config), *data_limits.problems(config), *of_layout]
+    if of_layout:
         found.append(_nearest_line(config, layout, world))
     order = config.mesh.order
     needed = [axis for axis in AXES if axis in ALWAYS or layout.size(axis) > 1]
@@ -177,15 +179,15 @@ def _split_problems(config: Config, layout: Layout) -> list[str]:
         ("model.heads", model.heads),
         ("model.kv_heads", model.kv_heads),
         ("model.mlp", model.mlp),
-        ("the vocabulary", VOCABULARY),
+        ("model.vocabulary", model.vocabulary),
     )
     common = math.gcd(*(size for _, size in split))
     bad = [f"{name}={size}" for name, size in split if size % layout.tp]
     if bad and layout.tp <= model.kv_heads:
-        found.append(
-            f"parallel.tp={layout.tp} does not divide {', '.join(bad)} "
-            f"(parallel.tp={_nearest(_divisors(common), layout.tp)})"
-        )
+        hint = f"parallel.tp={_nearest(_divisors(common), layout.tp)}"
+        if bad == [f"model.vocabulary={model.vocabulary}"]:  # rows that no token uses do no harm
+            hint += f" or model.vocabulary={-(-model.vocabulary // layout.tp) * layout.tp}"
+        found.append(f"parallel.tp={layout.tp} does not divide {', '.join(bad)} ({hint})")
     stages = layout.pp * config.parallel.virtual
     if layout.pp > model.layers:
         found.append(

@@ -18,7 +18,8 @@ from collectors import annotate
 from trainer import mesh as mesh_file
 from trainer import optim
 from trainer.build import build
-from trainer.data import Loader, Microbatch, open_corpus
+from trainer.corpus import open_corpus
+from trainer.data import Loader, Microbatch
 from trainer.layout import resolve
 from trainer.model import IGNORE
 from trainer.parallel.context import positions
@@ -33,7 +34,7 @@ class StepResult:
 
     step: int
     loss: float
-    """Nats a byte, before the update."""
+    """Nats a token, before the update."""
     grad_norm: float
     """Global norm before clipping."""
     lr: float
@@ -60,6 +61,9 @@ class Trainer:
             global_batch=config.train.global_batch,
             microbatch=config.train.microbatch,
             seed=config.train.seed,
+            end=config.data.end,
+            documents=config.data.documents,
+            vocabulary=config.model.vocabulary,
         )
         self.built = build(config, self.layout, self.mesh, device)
         self.optimizer = optim.adamw(self.built.pieces, config.optim, self.built.shapes)

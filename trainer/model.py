@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (what everybody calls it)
 
-from trainer.config import VOCABULARY
+from trainer import documents as documents_file
 
 if TYPE_CHECKING:
     from trainer.config import ModelConfig
+    from trainer.documents import Documents
 
 IGNORE = -1
-"""A target that counts for nothing: where one file ends and the next begins."""
+"""A target that counts for nothing: where one document ends and the next begins."""
 _STD = 0.02
 """Spread of initial matrices (Radford et al. 2019)."""
 
@@ -40,7 +41,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.width, shared, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         """(batch, sequence, width) to the same; heads come from what the projections return."""
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         )
         table = self.table(x.shape[1], query.dtype, x.device)
         query, key = rotate(query, table), rotate(key, table)
-        mixed = self.attend(query, key, value)
+        mixed = self.attend(query, key, value, documents)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return out
 
@@ -56,12 +57,17 @@ class Attention(nn.Module):
         """Cosine and sine of the angles of the `length` positions that this module sees."""
         return rotary_table(length, self.head, self.rope_base, dtype, device)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None
+    ) -> Tensor:
         """(batch, heads, sequence, head), fewer heads of keys and values, to the queries' shape."""
         serve = query.shape[1] // key.shape[1]
         if serve > 1:
             key, value = (one.repeat_interleave(serve, dim=1) for one in (key, value))
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if documents is None:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        rows = torch.arange(query.shape[-2])
+        return documents_file.attention(query, key, value, rows, documents, stretch=len(rows))
 
 
 class MLP(nn.Module):
@@ -89,23 +95,23 @@ class Block(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         """(batch, sequence, width) to the same."""
-        x = x + self.attention(self.attention_norm(x))
+        x = x + self.attention(self.attention_norm(x), documents)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
 
 class Transformer(nn.Module):
-    """Bytes in, logits of the next byte out."""
+    """Tokens in, logits of the next token out."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.width = config.width
-        self.embed = nn.Embedding(VOCABULARY, config.width)
+        self.embed = nn.Embedding(config.vocabulary, config.width)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.layers)})
         self.norm = _norm(config)
-        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
     def chain(self) -> list[tuple[str, nn.Module]]:
         """The parts in the order in which data passes them, by path; parts may be absent."""
@@ -117,14 +123,14 @@ class Transformer(nn.Module):
                 parts.append((name, child))
         return parts
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence) byte values to (batch, sequence, vocabulary) logits."""
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+        """(batch, sequence) tokens to (batch, sequence, vocabulary) logits."""
         for _, part in self.chain():
-            x = part(x)
+            x = part(x, documents) if isinstance(part, Block) else part(x)
         return x
 
 
-class NextByteLoss(nn.Module):
+class NextTokenLoss(nn.Module):
     """Cross-entropy summed over the valid targets; whoever calls it divides by their number."""
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from trainer.layout import problems as layout_problems
 
 _SECTIONS: dict[str, Any] = {field.name: type(field.default) for field in fields(Config)}
 _ZERO_IS_FINE = {
+    "data.end",
     "parallel.dp",
     "parallel.zero",
     "optim.warmup",
@@ -37,6 +38,8 @@ _ZERO_IS_FINE = {
     "faults.seconds",
 }
 _BELOW_ONE = {"optim.beta1", "optim.beta2"}
+_NONE = {"data.end": -1}
+"""Values below 0 that mean: none."""
 
 
 def load(arguments: list[str], world: int) -> Config:
@@ -198,6 +201,8 @@ def _range_problems(config: Config, world: int) -> list[str]:
                 continue
             if not math.isfinite(value):
                 found.append(f"{key}={value} must be a finite number")
+            elif key in _NONE and value == _NONE[key]:
+                continue
             elif value < 0 or (value == 0 and key not in _ZERO_IS_FINE):
                 least = "0 or more" if key in _ZERO_IS_FINE else "more than 0"
                 found.append(f"{key}={_show(value)} must be {least}")

@@ -60,7 +60,7 @@ def ring(size: int, index: int) -> list[torch.Tensor]:
     query, key, value, slope = (one[..., own, :] for one in inputs())
     leaves = [one.clone().requires_grad_() for one in (query, key, value)]
     axis = Axis("cp", size, index, tuple(range(size)), None)
-    out = context._Ring.apply(*leaves, axis)
+    out = context._Ring.apply(*leaves, None, axis)
     out.backward(slope)
     return [out.detach(), *(one.grad for one in leaves)]
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from trainer.config import ConfigError, DataConfig
-from trainer.data import Corpus, Loader, open_corpus, shuffled
+from trainer.corpus import Corpus, open_corpus
+from trainer.data import Loader, shuffled
 from trainer.model import IGNORE
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from trainer.config import VOCABULARY, ModelConfig
+from trainer.config import ModelConfig
 from trainer.model import (
     IGNORE,
     Attention,
-    NextByteLoss,
+    NextTokenLoss,
     Transformer,
     initial_value,
     rotary_table,
@@ -84,8 +84,8 @@ def test_no_position_sees_what_comes_after() -> None:
 def test_an_untrained_model_is_near_uniform() -> None:
     model = filled(Transformer(TINY))
     text = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(5))
-    loss = NextByteLoss()(model(text[:, :-1]), text[:, 1:]) / (4 * 32)
-    assert abs(loss.item() - math.log(VOCABULARY)) < 0.05
+    loss = NextTokenLoss()(model(text[:, :-1]), text[:, 1:]) / (4 * 32)
+    assert abs(loss.item() - math.log(TINY.vocabulary)) < 0.05
 
 
 def test_loss_sums_valid_targets_only() -> None:
@@ -93,8 +93,8 @@ def test_loss_sums_valid_targets_only() -> None:
     targets = torch.tensor([[5, IGNORE, 7], [IGNORE, IGNORE, 255]])
     picked = F.log_softmax(logits.double(), dim=-1)
     want = -(picked[0, 0, 5] + picked[0, 2, 7] + picked[1, 2, 255])
-    assert math.isclose(NextByteLoss()(logits, targets).item(), want.item(), rel_tol=1e-5)
-    assert NextByteLoss()(logits.bfloat16(), targets).dtype == torch.float32
+    assert math.isclose(NextTokenLoss()(logits, targets).item(), want.item(), rel_tol=1e-5)
+    assert NextTokenLoss()(logits.bfloat16(), targets).dtype == torch.float32
 
 
 def test_parameters_number_as_the_formula_says() -> None:

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (what everybody calls it)
 
+from trainer import documents as documents_file
 from trainer.model import Attention, rotary_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.documents import Documents, Tile
     from trainer.mesh import Axis
 
 
@@ -60,24 +63,26 @@ class ContextParallelAttention(Attention):
 class GatheredAttention(ContextParallelAttention):
     """All keys and values are fetched before attention."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None
+    ) -> Tensor:
         """As Attention.attend, over the positions of all ranks."""
         axis = self.axis
         both: Tensor = _GatherPositions.apply(torch.stack((key, value)), axis)
-        length = both.shape[-2]
-        own = positions(length, axis.index, axis.size).to(query.device)
-        visible = own[:, None] >= torch.arange(length, device=query.device)
+        own = positions(both.shape[-2], axis.index, axis.size)
         serve = query.shape[1] // key.shape[1]
         key, value = both.repeat_interleave(serve, dim=2).unbind()
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+        return documents_file.attention(query, key, value, own, documents, stretch=len(own) // 2)
 
 
 class RingAttention(ContextParallelAttention):
     """Keys and values go round."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None
+    ) -> Tensor:
         """As Attention.attend, over the positions of all ranks."""
-        out: Tensor = _Ring.apply(query, key, value, self.axis)
+        out: Tensor = _Ring.apply(query, key, value, documents, self.axis)
         return out
 
 
@@ -115,7 +120,14 @@ class _Ring(torch.autograd.Function):
     """Ring attention; heads of (batch, heads, own positions, head), fewer for keys and values."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, axis: Axis) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        documents: Documents | None,
+        axis: Axis,
+    ) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
             grouped = _grouped(query, key)
             wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -124,15 +136,16 @@ class _Ring(torch.autograd.Function):
             block = torch.stack((key, value)).contiguous()
             for turn in range(axis.size):
                 coming = _pass_on(block, axis) if turn < axis.size - 1 else None
-                rows, columns = _visible(turn, axis.index, query.shape[-2])
-                _merge(out, logs, rows, *_softmax(grouped[..., rows, :], block[..., columns, :]))
+                for rows, columns, hidden in _tiles(turn, query, documents, axis):
+                    seen = _softmax(grouped[..., rows, :], block[..., columns, :], hidden)
+                    _merge(out, logs, rows, *seen)
                 block = _arrived(coming) if coming else block
-            ctx.axis = axis
+            ctx.axis, ctx.documents = axis, documents
             ctx.save_for_backward(query, key, value, out, logs)
             return out.flatten(1, 2).to(query.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, out, logs = ctx.saved_tensors
         axis: Axis = ctx.axis
         grouped = _grouped(query, key)
@@ -144,15 +157,18 @@ class _Ring(torch.autograd.Function):
         home: _Way | None = None
         for turn in range(axis.size):
             coming = _pass_on(block, axis) if turn < axis.size - 1 else None
-            rows, columns = _visible(turn, axis.index, query.shape[-2])
-            of_query, of_block = _slopes(
-                grouped[..., rows, :], block[..., columns, :], slope[..., rows, :],
-                inner[..., rows, :], logs[..., rows, :],
-            )  # fmt: skip
-            query_slope[..., rows, :] += of_query
+            of_blocks = []
+            for rows, columns, hidden in _tiles(turn, query, ctx.documents, axis):
+                of_query, of_block = _slopes(
+                    grouped[..., rows, :], block[..., columns, :], slope[..., rows, :],
+                    inner[..., rows, :], logs[..., rows, :], hidden,
+                )  # fmt: skip
+                query_slope[..., rows, :] += of_query
+                of_blocks.append((columns, of_block))
             if home:
                 block_slope = _arrived(home)
-            block_slope[..., columns, :] += of_block
+            for columns, of_block in of_blocks:
+                block_slope[..., columns, :] += of_block
             home = _pass_on(block_slope, axis, tag=1)
             block = _arrived(coming) if coming else block
         key_slope, value_slope = bring_home(home, block_slope)
@@ -160,6 +176,7 @@ class _Ring(torch.autograd.Function):
             query_slope.flatten(1, 2).to(query.dtype),
             key_slope.to(key.dtype),
             value_slope.to(value.dtype),
+            None,
             None,
         )
 
@@ -199,40 +216,41 @@ def bring_home(way: _Way | None, own: Tensor) -> Tensor:
     return own if way is None else _arrived(way)
 
 
-def _visible(turn: int, index: int, length: int) -> tuple[slice, slice]:
-    """Which of this rank's queries see which of the keys that arrive in `turn`.
+def _tiles(turn: int, query: Tensor, documents: Documents | None, axis: Axis) -> Iterator[Tile]:
+    """What this rank's queries see of the keys that arrive in `turn`, chunk by chunk of these.
 
-    Turn 0 has the own keys, all of which matter, under a causal mask. Keys of an earlier rank: only
-    their first chunk is old enough, and all queries see it. Of a later rank: the second chunk of
-    queries sees both. So every later turn is half a block, without a mask.
+    Without documents, an earlier rank's first chunk is seen by all queries, and both chunks of a
+    later rank by the second half of them: half of what the own keys would be if causality hid
+    nothing, so every turn costs every rank the same. In the own block the later chunk comes first:
+    then each query has seen a key, itself, before it meets columns that its document hides.
     """
-    half = length // 2
-    if turn == 0:
-        return slice(0, length), slice(0, length)
-    if turn <= index:
-        return slice(0, length), slice(0, half)
-    return slice(half, length), slice(0, length)
+    half = query.shape[-2] // 2
+    whole = query.shape[-2] * axis.size
+    rows = positions(whole, axis.index, axis.size)
+    keys = positions(whole, (axis.index - turn) % axis.size, axis.size)
+    for at in (half, 0):
+        seen = documents_file.tile(rows, keys[at : at + half], documents, query.device)
+        if seen is not None:
+            columns = slice(at + seen.columns.start, at + seen.columns.stop)
+            yield seen._replace(columns=columns)
 
 
-def _scores(query: Tensor, key: Tensor, wide: torch.dtype) -> Tensor:
-    """(b, kv, serve, rows, head) and (b, kv, columns, head) to (b, kv, serve, rows, columns).
-
-    As many rows as columns: the own block, under a causal mask.
-    """
+def _scores(query: Tensor, key: Tensor, hidden: Tensor | None, wide: torch.dtype) -> Tensor:
+    """(b, kv, serve, rows, head) and (b, kv, columns, head) to (b, kv, serve, rows, columns)."""
     scores = (query @ key[:, :, None].transpose(-1, -2)).to(wide) / math.sqrt(query.shape[-1])
-    rows, columns = scores.shape[-2:]
-    if rows == columns:
-        future = torch.ones(rows, columns, dtype=torch.bool, device=query.device).triu(1)
-        scores = scores.masked_fill(future, -math.inf)
-    return scores
+    return scores if hidden is None else scores.masked_fill(hidden[:, None, None], -math.inf)
 
 
-def _softmax(query: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over one block, and the logarithm of the sum of its exponents."""
+def _softmax(query: Tensor, block: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention over one block, and the logarithm of the sum of its exponents.
+
+    A row that sees nothing of the block has the logarithm -inf and attends to nothing.
+    """
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    scores = _scores(query, block[0], wide)
+    scores = _scores(query, block[0], hidden, wide)
     logs = scores.logsumexp(dim=-1, keepdim=True)
-    return (scores - logs).exp() @ block[1][:, :, None].to(wide), logs
+    shares = (scores - logs.masked_fill(logs == -math.inf, 0.0)).exp()
+    return shares @ block[1][:, :, None].to(wide), logs
 
 
 def _merge(out: Tensor, logs: Tensor, rows: slice, block: Tensor, block_logs: Tensor) -> None:
@@ -246,12 +264,17 @@ def _merge(out: Tensor, logs: Tensor, rows: slice, block: Tensor, block_logs: Te
 
 
 def _slopes(
-    query: Tensor, block: Tensor, slope: Tensor, inner: Tensor, logs: Tensor
+    query: Tensor,
+    block: Tensor,
+    slope: Tensor,
+    inner: Tensor,
+    logs: Tensor,
+    hidden: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of queries and of stacked keys and values from one block (Dao et al. 2022)."""
     wide = slope.dtype
     key, value = block[0][:, :, None].to(wide), block[1][:, :, None].to(wide)
-    share = (_scores(query, block[0], wide) - logs).exp()
+    share = (_scores(query, block[0], hidden, wide) - logs).exp()
     of_scores = share * (slope @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
     of_key = (of_scores.transpose(-1, -2) @ query.to(wide)).sum(dim=2)
     of_value = (share.transpose(-1, -2) @ slope).sum(dim=2)

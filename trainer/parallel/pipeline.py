@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainer.data import Microbatch
     from trainer.faults import Fault
     from trainer.mesh import Axis
-    from trainer.model import NextByteLoss
+    from trainer.model import NextTokenLoss
 
     Key = tuple[int, int]
     """Stage and microbatch."""
@@ -44,6 +44,8 @@ class Part:
     module: nn.Module
     recomputed: bool
     """Whether its activations are dropped after forward and computed again in backward."""
+    mixes: bool
+    """Whether positions see each other in it, so that it is told of their documents."""
 
 
 def own_stages(parts: Sequence[str], axis: Axis, virtual: int) -> dict[int, list[str]]:
@@ -79,7 +81,7 @@ class Pipeline:
     def __init__(
         self,
         stages: Mapping[int, list[Part]],
-        loss: NextByteLoss,
+        loss: NextTokenLoss,
         axis: Axis,
         actions: list[Action],
         *,
@@ -137,10 +139,13 @@ class Pipeline:
         x = batch.inputs if stage == 0 else self._inputs[stage, number]
         with self._precision():
             for part in self.stages[stage]:
+                told = (x, batch.documents) if part.mixes and batch.documents else (x,)
                 if part.recomputed:
-                    x = checkpoint(part.module, x, use_reentrant=False, preserve_rng_state=False)
+                    x = checkpoint(
+                        part.module, *told, use_reentrant=False, preserve_rng_state=False
+                    )
                 else:
-                    x = part.module(x)
+                    x = part.module(*told)
             if stage != self.last:
                 self._outputs[stage, number] = x
                 return torch.zeros((), dtype=torch.float64, device=self.device)

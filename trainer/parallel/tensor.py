@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (what everybody calls it)
 
-from trainer.model import IGNORE, NextByteLoss
+from trainer.model import IGNORE, NextTokenLoss
 
 if TYPE_CHECKING:
     from trainer.mesh import Axis
@@ -171,15 +171,15 @@ class RowParallelLinear(nn.Linear):
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 
-class VocabularyParallelLoss(NextByteLoss):
-    """NextByteLoss for logits whose vocabulary is split over tp."""
+class VocabularyParallelLoss(NextTokenLoss):
+    """NextTokenLoss for logits whose vocabulary is split over tp."""
 
     def __init__(self, axis: Axis) -> None:
         super().__init__()
         self.axis = axis
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """As NextByteLoss, with (batch, sequence, vocabulary / tp) logits."""
+        """As NextTokenLoss, with (batch, sequence, vocabulary / tp) logits."""
         wide = logits if logits.dtype == torch.float64 else logits.float()
         out: Tensor = _VocabularyCrossEntropy.apply(
             wide.flatten(0, 1), targets.flatten(), self.axis
@@ -217,9 +217,9 @@ def vocabulary(module: nn.Module, doors: Doors) -> dict[str, int]:
     return {"weight": 0}
 
 
-def loss(axis: Axis, *, split: bool) -> NextByteLoss:
+def loss(axis: Axis, *, split: bool) -> NextTokenLoss:
     """The loss of logits that rule `head` has split over `axis`, or that are whole."""
-    return VocabularyParallelLoss(axis) if split and axis.size > 1 else NextByteLoss()
+    return VocabularyParallelLoss(axis) if split and axis.size > 1 else NextTokenLoss()
 
 
 def shard(full: Tensor, dim: int, axis: Axis) -> Tensor:
