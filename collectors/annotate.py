@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
 PHASES = (
@@ -48,6 +48,8 @@ class Listener(Protocol):
     ) -> AbstractContextManager[None]: ...
 
     def numbers(self, values: Mapping[str, float]) -> None: ...
+
+    def expert_load(self, layer: int, shares: Sequence[float], dropped: float) -> None: ...
 
     def group(self, name: str, axis: str) -> None: ...
 
@@ -85,6 +87,13 @@ def numbers(**values: float) -> None:
     """Numbers of the current step: loss, grad_norm, tokens, or the program's own names."""
     if _listener is not None:
         _listener.numbers(values)
+
+
+def expert_load(layer: int, shares: Sequence[float], dropped: float) -> None:
+    """Where the router of `layer` sent the current step's tokens, over all ranks: each expert's
+    share of all choices (they sum to 1), and the share that found no place there."""
+    if _listener is not None:
+        _listener.expert_load(layer, shares, dropped)
 
 
 def group(name: str, axis: str) -> None:

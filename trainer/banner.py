@@ -58,10 +58,15 @@ def progress(result: StepResult, steps: int) -> str:
     """One step in one line."""
     rate = result.tokens / result.seconds
     memory = _span([human(one) for one in (min(result.memory), max(result.memory))])
+    load = ""
+    if result.load:
+        peak = max(one.peak for one in result.load)
+        dropped = sum(one.dropped for one in result.load) / len(result.load)
+        load = f"  expert load {peak:.1f}x" + (f", {dropped:.1%} dropped" if dropped else "")
     return (
         f"step {result.step:>{len(str(steps - 1))}}/{steps - 1}  loss {result.loss:.4f}  "
         f"grad norm {result.grad_norm:.3f}  lr {result.lr:.2e}  {rate:,.0f} tokens/s  "
-        f"{result.seconds * 1e3:.0f} ms/step  memory a rank {memory}"
+        f"{result.seconds * 1e3:.0f} ms/step  memory a rank {memory}{load}"
     )
 
 

@@ -16,19 +16,21 @@ import torch
 from trainer import blueprint, faults
 from trainer.config import ConfigError
 from trainer.layout import microbatches
-from trainer.parallel import context, pipeline, plan, schedule, tensor
+from trainer.parallel import context, expert, pipeline, plan, schedule, tensor
 from trainer.parallel.ddp import GradientBuckets, pack
+from trainer.parallel.replicas import Replicas
 from trainer.parallel.zero import ShardedReplicas
 from trainer.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
 
     from trainer.config import Config
     from trainer.layout import Layout
     from trainer.mesh import Axis, Mesh
+    from trainer.mlp import Router
 
 _WEIGHTS = {
     "float64": torch.float64,
@@ -53,12 +55,14 @@ class Built:
     """Where each of `parameters` lies in the whole parameter."""
     sharded: Mapping[str, frozenset[str]]
     """The axes over which pieces are split, for those that are."""
-    buckets: GradientBuckets | ShardedReplicas
+    buckets: Replicas
     partial: tensor.PartialSums
     pipeline: pipeline.Pipeline
     schedules: list[list[schedule.Action]]
     """Of every pp rank."""
     fault: faults.Fault
+    routers: Sequence[Router]
+    """Of all layers that have experts; other ranks' stages never use theirs here."""
     shapes: Mapping[str, torch.Size]
     """Of this rank's parameters in the whole model, in the order of forward."""
     whole: int
@@ -74,6 +78,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     shapes = {path: p.shape for path, p in model.named_parameters()}
     held = pipeline.own_stages(list(chain), mesh["pp"], config.parallel.virtual)
     split_by = plan.rules(model, whole.plan)
+    alone = expert.parallelize(model, mesh)
     dims = plan.parallelize(model, whole.plan, mesh["tp"], sequence=config.parallel.sp)
     context.parallelize(model, mesh["cp"], config.parallel.cp_form)
     own = [(path, chain[path]) for paths in held.values() for path in paths]
@@ -104,11 +109,14 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         ]
         for stage, paths in held.items()
     }
-    buckets = _replicas(config, stages, mesh.data, count)
-    pieces = buckets.pieces if isinstance(buckets, ShardedReplicas) else parameters
+    routers = expert.routers(model)
+    for router in routers:
+        router.share = 1 / (config.train.global_batch * layout.tp)  # each tp rank adds a part
+    weighing = {router.weight for router in routers}
+    buckets = _replicas(config, stages, mesh, count, alone)
+    pieces = buckets.pieces if config.parallel.zero else parameters
     shards = {path: _place(shapes[path], dims.get(path), mesh["tp"]) for path in parameters}
     shared = frozenset({"dp", "cp"} if config.parallel.zero else ())
-    split = {path: shared | {"tp"} if path in dims else shared for path in pieces}
     return Built(
         parameters=parameters,
         dims=dims,
@@ -118,10 +126,20 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             for path, piece in pieces.items()
         },
         shards=shards,
-        sharded=split,
+        sharded={
+            path: shared
+            | ({"tp"} if path in dims else set())
+            | ({"ep"} if path in alone else set())
+            for path in pieces
+        },
         buckets=buckets,
         partial=tensor.PartialSums(
-            [p for path, p in pieces.items() if config.parallel.sp and path not in dims], mesh["tp"]
+            [
+                p
+                for path, p in pieces.items()
+                if path not in dims and (config.parallel.sp or parameters[path] in weighing)
+            ],
+            mesh["tp"],
         ),
         pipeline=pipeline.Pipeline(
             stages,
@@ -135,6 +153,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         ),
         schedules=schedules,
         fault=fault,
+        routers=routers,
         shapes={path: shapes[path] for path in parameters},
         whole=sum(shape.numel() for shape in shapes.values()),
     )
@@ -153,23 +172,45 @@ def named_parameters(path: str, part: nn.Module) -> Iterator[tuple[str, nn.Param
 
 
 def _replicas(
-    config: Config, stages: Mapping[int, list[pipeline.Part]], axis: Axis, passes: int
-) -> GradientBuckets | ShardedReplicas:
+    config: Config,
+    stages: Mapping[int, list[pipeline.Part]],
+    mesh: Mesh,
+    passes: int,
+    experts: frozenset[str],
+) -> Replicas:
     """How replicas of this rank's parameters keep in step: DDP, or a form of ZeRO."""
+    kinds = [(mesh.data, lambda path: path not in experts)]
+    if experts:
+        kinds.append((mesh.expert_data, experts.__contains__))
+    return Replicas([_set(config, stages, axis, passes, wanted) for axis, wanted in kinds])
+
+
+def _set(
+    config: Config,
+    stages: Mapping[int, list[pipeline.Part]],
+    axis: Axis,
+    passes: int,
+    wanted: Callable[[str], bool],
+) -> GradientBuckets | ShardedReplicas:
+    """Those parameters whose replicas are the ranks of `axis`."""
     zero, size = config.parallel.zero, config.parallel.bucket
     parts = [part for stage in stages.values() for part in stage]
-    named = [list(named_parameters(part.path, part.module)) for part in parts]
+    named = {
+        part: [one for one in named_parameters(part.path, part.module) if wanted(one[0])]
+        for part in parts
+    }
     if zero == 0:
-        flat = list(dict.fromkeys(p for one in named for _, p in one))
+        flat = list(dict.fromkeys(p for one in named.values() for _, p in one))
         return GradientBuckets(flat, axis, bucket_bytes=size, passes=passes)
     if zero == 3:
-        shared = ShardedReplicas(named, axis, stage=3, passes=passes)
+        parts = [part for part in parts if named[part]]
+        shared = ShardedReplicas([named[part] for part in parts], axis, stage=3, passes=passes)
         for part, unit in zip(parts, shared.buckets, strict=True):
             shared.wrap(part.module, unit)
         return shared
-    path_of = {p: path for one in reversed(named) for path, p in one}
+    path_of = {p: path for one in reversed(named.values()) for path, p in one}
     groups = []
     for stage in stages.values():  # a bucket never spans stages: their backwards come apart
-        own = list(dict.fromkeys(p for part in stage for p in part.module.parameters()))
+        own = list(dict.fromkeys(p for part in stage for _, p in named[part]))
         groups += [[(path_of[p], p) for p in one] for one in pack(own[::-1], size)]
     return ShardedReplicas(groups, axis, stage=zero, passes=passes)

@@ -42,7 +42,16 @@ class ModelConfig:
     kv_heads: int = 4
     """Key and value heads; each serves heads / kv_heads query heads (GQA)."""
     mlp: int = 384
-    """Hidden size of the SwiGLU MLP."""
+    """Hidden size of the SwiGLU MLP, or of each expert."""
+    experts: int = 0
+    """MLPs in each layer, of which a router gives every token a few; 0: one dense MLP."""
+    top_k: int = 2
+    """Experts that each token passes."""
+    capacity: float = 0.0
+    """Places that an expert has in each sample, as a multiple of its even share (top_k x sequence /
+    experts); tokens beyond it are dropped. 0: none is (dropless)."""
+    balance: float = 0.01
+    """Weight of the loss that balances the load of the experts; 0: none."""
     norm: str = field(default="rmsnorm", metadata={"choices": ("rmsnorm", "layernorm")})
     """Normalisation before attention, before the MLP and before the head."""
     norm_eps: float = 1e-5
@@ -110,6 +119,9 @@ class ParallelConfig:
     """In which order stages do their forwards and backwards; interleaved has virtual stages."""
     virtual: int = 1
     """Stages a rank, for schedule=interleaved."""
+    ep: int = 1
+    """Ranks that share the experts of every layer; they are ranks of dp x cp, not further ones, and
+    replicas of an expert are the dp x cp / ep that remain."""
     sp: bool = False
     """Sequence parallelism beside tp: norms and residual stream hold a shard of the sequence."""
     zero: int = field(default=0, metadata={"choices": (0, 1, 2, 3)})
@@ -137,7 +149,8 @@ class MeshConfig:
 
     order: tuple[str, ...] = AXES
     """Axes from outermost to innermost; the last one's ranks are neighbours. cp need not be named
-    where it is 1."""
+    where it is 1. ep may be: after dp and cp (the default) experts are shared by neighbouring data
+    ranks, before them by ranks that lie far apart."""
 
 
 @dataclass(frozen=True)

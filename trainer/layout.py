@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config import ALWAYS, AXES
 from trainer.limits import data as data_limits
+from trainer.limits import expert
 
 if TYPE_CHECKING:
     from trainer.config import Config, ModelConfig
@@ -29,10 +30,12 @@ class Layout:
     tp: int
     pp: int
     cp: int = 1
+    ep: int = 1
+    """Of the ranks of dp x cp."""
 
     def size(self, axis: str) -> int:
         """Ranks along one axis."""
-        return {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp}[axis]
+        return {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}[axis]
 
     @property
     def world(self) -> int:
@@ -44,7 +47,7 @@ def resolve(config: Config, world: int) -> Layout:
     """The layout asked for; dp=0 becomes what the others leave of the world (0: nothing fits)."""
     parallel = config.parallel
     dp = parallel.dp or world // (parallel.tp * parallel.pp * parallel.cp)
-    return Layout(dp=dp, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp)
+    return Layout(dp=dp, tp=parallel.tp, pp=parallel.pp, cp=parallel.cp, ep=parallel.ep)
 
 
 def microbatches(config: Config, layout: Layout) -> int:
@@ -71,22 +74,24 @@ def problems(config: Config, world: int) -> list[str]:
         found.append(_nearest_line(config, layout, world))
     order = config.mesh.order
     needed = [axis for axis in AXES if axis in ALWAYS or layout.size(axis) > 1]
-    if set(needed) - set(order) or set(order) - set(AXES) or len(set(order)) < len(order):
+    if set(needed) - set(order) or set(order) - {*AXES, "ep"} or len(set(order)) < len(order):
         found.append(
             f"mesh.order={','.join(order)} must name each of {', '.join(needed)} once "
             f"(mesh.order={','.join(AXES)})"
         )
-    return found
+    return found + expert.order_problems(order)
 
 
 def legal(config: Config, world: int) -> list[Layout]:
     """Every layout that this model, batch and world allow."""
     layouts = [
-        Layout(dp=world // (cp * tp * pp), tp=tp, pp=pp, cp=cp)
+        Layout(dp=world // (cp * tp * pp), tp=tp, pp=pp, cp=cp, ep=ep)
         for cp in {1, config.parallel.cp}
         if cp <= world
         for tp in _divisors(world // cp)
         for pp in _divisors(world // cp // tp)
+        for ep in expert.sharing(config.model.experts, world // (tp * pp))
+        if ep == 1 or config.parallel.ep > 1
     ]
     return [one for one in layouts if not _layout_problems(config, one, world)]
 
@@ -127,7 +132,7 @@ def _model_problems(config: Config) -> list[str]:
         found.append(
             f"memory.checkpoint={kind} is not none, full or every-K (memory.checkpoint=every-2)"
         )
-    return found
+    return found + expert.model_problems(config)
 
 
 def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
@@ -149,6 +154,7 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
     found += _split_problems(config, layout)
     found += _schedule_problems(config, layout)
     found += _sequence_problems(config, layout)
+    found += expert.problems(config, layout)
     if config.parallel.zero and layout.dp * layout.cp == 1:
         found.append(
             f"parallel.zero={config.parallel.zero} shares over replicas (dp and cp), and there is "
@@ -246,7 +252,8 @@ def _sequence_problems(config: Config, layout: Layout) -> list[str]:
 def _nearest_line(config: Config, asked: Layout, world: int) -> str:
     def distance(one: Layout) -> tuple[float, int]:
         steps = sum(
-            abs(math.log2(max(1, one.size(axis)) / max(1, asked.size(axis)))) for axis in AXES
+            abs(math.log2(max(1, one.size(axis)) / max(1, asked.size(axis))))
+            for axis in (*AXES, "ep")
         )
         return steps, -one.dp
 
@@ -259,6 +266,7 @@ def _nearest_line(config: Config, asked: Layout, world: int) -> str:
     shown = "; ".join(
         f"parallel.tp={one.tp} parallel.pp={one.pp}"
         + (f" parallel.cp={one.cp}" if config.parallel.cp > 1 else "")
+        + (f" parallel.ep={one.ep}" if config.parallel.ep > 1 else "")
         + f" (dp={one.dp})"
         for one in fitting[:_SHOWN]
     )

@@ -23,6 +23,7 @@ from trainer.data import Loader, Microbatch
 from trainer.layout import resolve
 from trainer.model import IGNORE
 from trainer.parallel.context import positions
+from trainer.parallel.expert import ExpertLoad, load_of, take_load
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -44,6 +45,8 @@ class StepResult:
     """Of this rank's clock."""
     memory: tuple[int, ...]
     """Bytes that each rank holds: resident on CPU, the allocator's peak on CUDA."""
+    load: tuple[ExpertLoad, ...] = ()
+    """Of each layer, where the model has experts."""
 
 
 class Trainer:
@@ -79,7 +82,7 @@ class Trainer:
             with annotate.phase("communication"):
                 self.built.buckets.finish()
                 self.built.partial.finish()
-            loss, norm, memory = self._over_world(own_loss, tokens)
+            loss, norm, memory, load = self._over_world(own_loss, tokens)
             lr = optim.learning_rate(number, self.config.train.steps, self.config.optim)
             self._update(norm, lr)
             result = StepResult(
@@ -90,10 +93,13 @@ class Trainer:
                 tokens=int(tokens.item()),
                 seconds=time.perf_counter() - began,
                 memory=tuple(int(one) for one in memory.tolist()),
+                load=load_of(self.built.routers, load.tolist()),
             )
             annotate.numbers(
                 loss=result.loss, grad_norm=result.grad_norm, tokens=float(result.tokens)
             )
+            for one in result.load:
+                annotate.expert_load(one.layer, one.shares, one.dropped)
         return result
 
     def _load(self, number: int) -> list[Microbatch]:
@@ -119,22 +125,27 @@ class Trainer:
 
     def _over_world(
         self, own_loss: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Loss, gradient norm and each rank's memory, in one sum over the world.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Loss, gradient norm, each rank's memory and the experts' load, in one sum.
 
         Each rank adds only what no other does: its dp and cp share of the loss (the last stage's,
-        once a tp group), its own part of the squared norm, and its memory in its own place.
+        once a tp group), its own part of the squared norm, its memory in its own place, and its
+        tokens' choices of experts (once a tp group too).
         """
-        counts_loss = self.mesh["tp"].index == 0
+        first = self.mesh["tp"].index == 0
         square = optim.own_square(self.built.pieces, self.built.sharded, self.mesh)
-        values = torch.zeros(2 + self.mesh.world, dtype=torch.float64, device=self.device)
-        values[0] = own_loss if counts_loss else 0.0
+        load = take_load(self.built.routers, self.device)
+        known = 2 + self.mesh.world
+        values = torch.zeros(known + load.numel(), dtype=torch.float64, device=self.device)
+        values[0] = own_loss if first else 0.0
         values[1] = square
         values[2 + self.mesh.rank] = held_memory(self.device)
+        values[known:] = load if first else 0.0
         values = self.built.fault.reduced(values)
         with annotate.phase("communication"):
             self.mesh.sum_over_world(values)
-        return values[0] / tokens, values[1].sqrt(), values[2 : 2 + self.mesh.world]
+        load = values[known : known + load.numel()]
+        return values[0] / tokens, values[1].sqrt(), values[2:known], load
 
     def _update(self, norm: torch.Tensor, lr: float) -> None:
         with annotate.phase("optimizer"):

@@ -9,6 +9,7 @@ no group and its collectives do nothing, so that callers never ask which axes ar
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -73,6 +74,17 @@ class Axis:
         )
         return work
 
+    def all_to_all(self, rows: torch.Tensor, send: list[int], receive: list[int]) -> torch.Tensor:
+        """Rows for each rank, end to end, to the rows from each, by index.
+
+        `send` and `receive` are numbers of rows by index; any may be 0.
+        """
+        if self.group is None:
+            return rows
+        arrived = rows.new_empty(sum(receive), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=self.group)
+        return arrived
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -84,6 +96,10 @@ class Mesh:
     world: int
     data: Axis
     """dp and cp together: ranks that hold the same parameters and see different tokens."""
+    ep: Axis
+    """The part of `data` whose ranks hold different experts."""
+    expert_data: Axis
+    """The ranks of `data` that hold the same experts."""
 
     def __getitem__(self, name: str) -> Axis:
         return self.axes.get(name) or _alone(name, self.rank)
@@ -97,17 +113,23 @@ class Mesh:
         """Whether this rank is the one that counts a value which other ranks may hold too.
 
         A value is replicated over every axis that it isn't sharded over; index 0 counts it. Stages
-        of pp hold different values, so pp never replicates.
+        of pp hold different values, so pp never replicates. Of dp and cp, what is sharded over ep
+        is replicated over the expert_data ranks only.
         """
+        axes = dict(self.axes)
+        if "ep" in sharded_over:
+            axes = {name: axis for name, axis in axes.items() if name not in {"dp", "cp"}}
+            axes["dp"] = self.expert_data
         return all(
             axis.index == 0
-            for axis in self.axes.values()
-            if axis.name != "pp" and axis.name not in sharded_over
+            for name, axis in axes.items()
+            if name != "pp" and name not in sharded_over
         )
 
     def describe(self) -> str:
         """`pp2 x dp1 x tp2`: sizes in mesh order, outermost first."""
-        return " x ".join(f"{axis.name}{axis.size}" for axis in self.axes.values())
+        grid = " x ".join(f"{axis.name}{axis.size}" for axis in self.axes.values())
+        return f"{grid}, ep{self.ep.size} of dp x cp" if self.ep.size > 1 else grid
 
 
 def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout: float) -> Mesh:
@@ -117,8 +139,11 @@ def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout:
     """
     if layout.world == 1:
         axes = {name: _alone(name, 0) for name in order if name in ALWAYS}
-        return Mesh(axes=axes, rank=0, world=1, data=axes["dp"])
-    order = tuple(name for name in order if name in ALWAYS or layout.size(name) > 1)
+        alone, dp = _alone("ep", 0), axes["dp"]
+        return Mesh(axes=axes, rank=0, world=1, data=dp, ep=alone, expert_data=dp)
+    far = "ep" in order[: min(order.index(name) for name in ("dp", "cp") if name in order)]
+    grid_axes = [name for name in order if name != "ep"]
+    order = tuple(name for name in grid_axes if name in ALWAYS or layout.size(name) > 1)
     grid = init_device_mesh(
         device.type, tuple(layout.size(name) for name in order), mesh_dim_names=order
     )
@@ -131,30 +156,64 @@ def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout:
         if on:
             _limit(group, timeout)
             annotate.group(group.group_name, name)
-    annotate.mesh({name: axis.index for name, axis in axes.items()}, order)
-    data = _together(grid, axes, timeout) if layout.cp > 1 else axes["dp"]
-    return Mesh(axes=axes, rank=dist.get_rank(), world=layout.world, data=data)
+    rows = _data_rows(grid, order)
+    data = _join("dp", rows, timeout) if layout.cp > 1 < layout.dp else axes[_only(layout)]
+    ep, expert_data = _alone("ep", dist.get_rank()), data
+    if layout.ep > 1:
+        shared, copies = expert_rows(rows, layout.ep, far=far)
+        ep = _join("ep", shared, timeout)
+        expert_data = _join("dp", copies, timeout)
+    coordinates = {name: axis.index for name, axis in axes.items()}
+    annotate.mesh(coordinates | ({"ep": ep.index} if layout.ep > 1 else {}), order)
+    return Mesh(axes, dist.get_rank(), layout.world, data, ep, expert_data)
+
+
+def expert_rows(
+    rows: list[list[int]], ep: int, *, far: bool
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Ranks that share the experts, and ranks that hold the same ones, of each row of data ranks.
+
+    Near: an ep group is `ep` neighbours of its row. Far: its ranks are as far apart as can be, and
+    those with the same experts are neighbours.
+    """
+    shared: list[list[int]] = []
+    copies: list[list[int]] = []
+    for row in rows:
+        wide = len(row) // ep if far else ep
+        chunks = [row[at : at + wide] for at in range(0, len(row), wide)]
+        strided = [row[at::wide] for at in range(wide)]
+        shared += strided if far else chunks
+        copies += chunks if far else strided
+    return shared, copies
 
 
 def _alone(name: str, rank: int) -> Axis:
     return Axis(name, 1, 0, (rank,), None)
 
 
-def _together(grid: DeviceMesh, axes: Mapping[str, Axis], timeout: float) -> Axis:
-    """dp and cp as one axis, by rank; a group of its own only where both are on."""
-    if axes["dp"].size == 1:
-        return axes["cp"]
-    names = list(axes)
-    dims = [names.index("dp"), names.index("cp")]
-    rest = [i for i in range(len(names)) if i not in dims]
-    rows = grid.mesh.permute(*rest, *dims).reshape(-1, axes["dp"].size * axes["cp"].size)
+def _only(layout: Layout) -> str:
+    """dp or cp, whichever has all data ranks."""
+    return "cp" if layout.cp > 1 else "dp"
+
+
+def _data_rows(grid: DeviceMesh, order: tuple[str, ...]) -> list[list[int]]:
+    """The ranks that see different tokens under the same parameters, ascending; every such row."""
+    dims = [order.index(name) for name in ("dp", "cp") if name in order]
+    rest = [i for i in range(len(order)) if i not in dims]
+    size = math.prod(grid.mesh.shape[i] for i in dims)
+    return [sorted(row) for row in grid.mesh.permute(*rest, *dims).reshape(-1, size).tolist()]
+
+
+def _join(name: str, rows: list[list[int]], timeout: float) -> Axis:
+    """This rank's row as an axis, with a group of its own where it is more than this rank."""
     found = None
-    for row in map(sorted, rows.tolist()):  # every rank makes every group, in the same order
-        group = dist.new_group(row)
-        if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
-            found = Axis("dp", len(row), row.index(dist.get_rank()), tuple(row), group)
-            _limit(group, timeout)
-            annotate.group(group.group_name, "dp")
+    for row in rows:  # every rank makes every group, in the same order
+        group = dist.new_group(row) if len(row) > 1 else None
+        if dist.get_rank() in row:
+            found = Axis(name, len(row), row.index(dist.get_rank()), tuple(row), group)
+            if group is not None:
+                _limit(group, timeout)
+                annotate.group(group.group_name, name)
     if found is None:
         raise RuntimeError(f"rank {dist.get_rank()} is not in the mesh")
     return found

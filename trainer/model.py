@@ -1,4 +1,4 @@
-"""A decoder-only transformer: pre-norm, rotary positions, grouped-query attention, SwiGLU.
+"""A decoder-only transformer: pre-norm, rotary positions, grouped-query attention, an MLP.
 
 It knows nothing of parallelism. What it offers instead: `chain()` lists its parts so that each
 takes what the one before returns, and attention infers its heads from the width of its projections.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (what everybody calls it)
 
 from trainer import documents as documents_file
+from trainer.mlp import MLP, MixtureOfExperts
 
 if TYPE_CHECKING:
     from trainer.config import ModelConfig
@@ -70,21 +71,6 @@ class Attention(nn.Module):
         return documents_file.attention(query, key, value, rows, documents, stretch=len(rows))
 
 
-class MLP(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate = nn.Linear(config.width, config.mlp, bias=False)
-        self.up = nn.Linear(config.width, config.mlp, bias=False)
-        self.down = nn.Linear(config.mlp, config.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., width) to the same."""
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return out
-
-
 class Block(nn.Module):
     """Attention, then MLP, each behind a norm and added to the residual stream."""
 
@@ -93,7 +79,7 @@ class Block(nn.Module):
         self.attention_norm = _norm(config)
         self.attention = Attention(config)
         self.mlp_norm = _norm(config)
-        self.mlp = MLP(config)
+        self.mlp = MixtureOfExperts(config) if config.experts else MLP(config)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         """(batch, sequence, width) to the same."""
@@ -168,7 +154,7 @@ def initial_value(path: str, shape: torch.Size, layers: int, seed: int) -> Tenso
         return torch.zeros(shape) if path.endswith("bias") else torch.ones(shape)
     digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-    writes = path.endswith(("attention.out.weight", "mlp.down.weight"))
+    writes = path.endswith((".out.weight", ".down.weight"))
     std = _STD / math.sqrt(2 * layers) if writes else _STD
     return torch.normal(0.0, std, shape, generator=generator)
 

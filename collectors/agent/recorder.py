@@ -10,6 +10,7 @@ are left alone, since whatever is hung on them is compiled, copied and pickled w
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import threading
@@ -20,7 +21,7 @@ from . import flight
 from .flight import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from .cuda_timing import DeviceTimer
@@ -109,6 +110,22 @@ class Recorder:
                 flight.NUMBER, self.writer.name(key), at, state=flight.DONE, end=at, a=bits,
                 step=self.current,
             )  # fmt: skip
+
+    def expert_load(self, layer: int, shares: Sequence[float], dropped: float) -> None:
+        """Four numbers a layer, however many experts: a record of each would flood the log.
+
+        The entropy is that of the shares over that of even ones: 1 even, 0 collapsed to one expert.
+        """
+        busiest = max(range(len(shares)), key=shares.__getitem__)
+        entropy = -sum(share * math.log(share) for share in shares if share > 0)
+        self.numbers(
+            {
+                f"expert_load.{layer}.busiest": busiest,
+                f"expert_load.{layer}.share": shares[busiest],
+                f"expert_load.{layer}.entropy": entropy / math.log(max(2, len(shares))),
+                f"expert_load.{layer}.dropped": dropped,
+            }
+        )
 
     def group(self, name: str, axis: str) -> None:
         self.writer.note(axis=axis, name=name)

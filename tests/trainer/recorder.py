@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 class Recorder:
@@ -19,6 +19,8 @@ class Recorder:
         self.nested: list[str] = []
         """Phases that began inside another."""
         self.values: list[dict[str, float]] = []
+        self.loads: list[tuple[int, int, tuple[float, ...], float]] = []
+        """(step, layer, shares, dropped)."""
         self.groups: dict[str, str] = {}
         """Group name to axis."""
         self.coordinates: dict[str, int] = {}
@@ -41,6 +43,9 @@ class Recorder:
 
     def numbers(self, values: Mapping[str, float]) -> None:
         self.values.append(dict(values))
+
+    def expert_load(self, layer: int, shares: Sequence[float], dropped: float) -> None:
+        self.loads.append((self.steps[-1], layer, tuple(shares), dropped))
 
     def group(self, name: str, axis: str) -> None:
         self.groups[name] = axis

@@ -122,7 +122,14 @@ def test_each_element_is_counted_by_one_rank(dp: int, tp: int, want: float) -> N
         "dp": Axis("dp", 2, dp, (0, 1), None),
         "tp": Axis("tp", 2, tp, (0, 1), None),
     }
-    mesh = Mesh(axes=axes, rank=0, world=8, data=axes["dp"])
+    mesh = Mesh(
+        axes=axes,
+        rank=0,
+        world=8,
+        data=axes["dp"],
+        ep=Axis("ep", 1, 0, (0,), None),
+        expert_data=axes["dp"],
+    )
     parameters = gradients(3.0, 4.0)
     square = optim.own_square(parameters, {"p1": frozenset({"tp"})}, mesh)
     assert math.isclose(square.item(), want, abs_tol=1e-12)

@@ -6,12 +6,15 @@ sharded parameter is split. A plan is data: patterns of module paths (`*` is one
     entry       f in front of a module whose first layers are column-parallel
     column      a linear layer whose outputs are split; what follows works on a share of them
     row         a linear layer whose inputs are split so; g behind it
+    inner       a linear layer whose inputs are split so; its output is left a part of a sum
+    leave       g behind a module whose output is such a part
     vocabulary  an embedding whose rows are split
     head        entry and column, for the layer whose outputs are the logits: they stay split, and
                 the loss knows
 
 What is not named is replicated, and its gradient is whole on every rank, since every value that it
-touches is; on sequence shards it is a part, which PartialSums sums.
+touches is; on sequence shards it is a part, which PartialSums sums. So is a router's, always: it
+stands between f and g, and what it weighs there are parts.
 """
 
 from __future__ import annotations
@@ -43,6 +46,10 @@ TRANSFORMER: Plan = {
     "layers.*.mlp.gate": "column",
     "layers.*.mlp.up": "column",
     "layers.*.mlp.down": "row",
+    "layers.*.mlp.experts": "leave",
+    "layers.*.mlp.experts.*.gate": "column",
+    "layers.*.mlp.experts.*.up": "column",
+    "layers.*.mlp.experts.*.down": "inner",
     "head": "head",
 }
 """Of trainer.model.Transformer."""
@@ -56,6 +63,8 @@ RULES: Mapping[str, Rule] = {
     "entry": tensor.entry,
     "column": tensor.column,
     "row": tensor.row,
+    "inner": tensor.inner,
+    "leave": tensor.leave,
     "vocabulary": tensor.vocabulary,
     "head": _head,
 }

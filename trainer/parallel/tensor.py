@@ -203,6 +203,18 @@ def row(module: nn.Module, doors: Doors) -> dict[str, int]:
     return {"weight": 1}
 
 
+def inner(module: nn.Module, doors: Doors) -> dict[str, int]:
+    """Split a linear layer's inputs; its output stays a part, which some later `leave` sums."""
+    _shrink(module, "weight", 1, doors)
+    return {"weight": 1}
+
+
+def leave(module: nn.Module, doors: Doors) -> dict[str, int]:
+    """g behind a module whose output is a part."""
+    module.register_forward_hook(lambda _module, _args, out: doors.leave(out))
+    return {}
+
+
 def entry(module: nn.Module, doors: Doors) -> dict[str, int]:
     """f at the door of a module whose first layers are column-parallel: one sum for all of them."""
     module.register_forward_pre_hook(lambda _module, args: (doors.enter(args[0]), *args[1:]))

@@ -49,6 +49,7 @@ _ALONE = (
     "parallel.tp=1",
     "parallel.pp=1",
     "parallel.cp=1",
+    "parallel.ep=1",
     "parallel.zero=0",
     "parallel.sp=false",
     "parallel.schedule=1f1b",
@@ -133,8 +134,10 @@ def _describe(config: Config, ranks: int) -> dict[str, Any]:
     """The layout, without what is off."""
     layout, asked = resolve(config, ranks), config.parallel
     told: dict[str, Any] = {
-        axis: layout.size(axis) for axis in ("dp", "tp", "pp", "cp") if layout.size(axis) > 1
+        axis: layout.size(axis) for axis in ("dp", "tp", "pp", "cp", "ep") if layout.size(axis) > 1
     }
+    told |= {"experts": config.model.experts} if config.model.experts else {}
+    told |= {"capacity": config.model.capacity} if config.model.capacity else {}
     told |= {"zero": asked.zero} if asked.zero else {}
     told |= {"sp": True} if asked.sp else {}
     told |= {"cp_form": asked.cp_form} if layout.cp > 1 else {}
