@@ -209,11 +209,13 @@ def _join(name: str, rows: list[list[int]], timeout: float) -> Axis:
     found = None
     for row in rows:  # every rank makes every group, in the same order
         group = dist.new_group(row) if len(row) > 1 else None
-        if dist.get_rank() in row:
-            found = Axis(name, len(row), row.index(dist.get_rank()), tuple(row), group)
-            if group is not None:
-                _limit(group, timeout)
-                annotate.group(group.group_name, name)
+        if dist.get_rank() not in row:
+            continue
+        own = group if isinstance(group, dist.ProcessGroup) else None
+        found = Axis(name, len(row), row.index(dist.get_rank()), tuple(row), own)
+        if own is not None:
+            _limit(own, timeout)
+            annotate.group(own.group_name, name)
     if found is None:
         raise RuntimeError(f"rank {dist.get_rank()} is not in the mesh")
     return found

@@ -53,7 +53,7 @@ class MixtureOfExperts(nn.Module):
         return out
 
 
-class Router(nn.Linear):
+class Router(nn.Module):
     """Which experts see a token, and what each counts; scores and softmax never in 16 bits.
 
     A chosen expert counts its probability among all experts, not rescaled to sum to 1, so that the
@@ -75,7 +75,9 @@ class Router(nn.Linear):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config.width, config.experts, bias=False)
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.experts, config.width).normal_(0.0, 0.02))
+        self.number = config.experts
         self.top_k = config.top_k
         self.capacity = config.capacity
         self.balance = config.balance
@@ -100,15 +102,15 @@ class Router(nn.Linear):
         if self.capacity or self.balance:
             whole = self.gather(choice)
             length = whole.shape[1]
-            counts = count(whole.flatten(1), self.out_features)
+            counts = count(whole.flatten(1), self.number)
             if self.balance:
-                slope = self.balance * self.share * self.out_features / (self.top_k * length**2)
+                slope = self.balance * self.share * self.number / (self.top_k * length**2)
                 push = counts.to(probabilities.dtype)[:, None] * slope
                 probabilities = _Push.apply(probabilities, push)
             if self.capacity:
-                places = queue_places(whole.flatten(1), self.out_features).view_as(whole)
+                places = queue_places(whole.flatten(1), self.number).view_as(whole)
                 full = self.keep_own(places) >= self.slots(length)
-                kept = choice.masked_fill(full, self.out_features)
+                kept = choice.masked_fill(full, self.number)
         self._note(choice, kept)
         return kept, probabilities.gather(-1, choice)
 
@@ -120,7 +122,7 @@ class Router(nn.Linear):
 
     def slots(self, length: int) -> int:
         """Tokens that an expert takes from a sample of `length`."""
-        return math.ceil(self.capacity * self.top_k * length / self.out_features)
+        return math.ceil(self.capacity * self.top_k * length / self.number)
 
     def gather(self, choice: Tensor) -> Tensor:
         """The choice at all positions of the samples, in their order."""
@@ -131,8 +133,8 @@ class Router(nn.Linear):
         return whole
 
     def _note(self, choice: Tensor, kept: Tensor) -> None:
-        dropped = (kept == self.out_features).sum()[None]
-        load = torch.cat((count(choice.flatten(), self.out_features), dropped))
+        dropped = (kept == self.number).sum()[None]
+        load = torch.cat((count(choice.flatten(), self.number), dropped))
         self.load = load if self.load is None else self.load + load
 
 
@@ -161,7 +163,7 @@ class Experts(nn.ModuleDict):
 
         An expert without rows runs too: its gradient, 0, is then there for those who wait for it.
         """
-        parts = rows.split(sizes)
+        parts = torch.split(rows, sizes)
         return torch.cat([expert(part) for expert, part in zip(self.values(), parts, strict=True)])
 
 
