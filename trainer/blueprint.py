@@ -131,7 +131,8 @@ def _tp_problems(blueprint: Blueprint, name: str, tp: int) -> list[str]:
     used = plans.rules(blueprint.model, blueprint.plan)
     if not used:
         found.append(f"PLAN of {name} names no module that the model has")
-    kinds = {"column": nn.Linear, "row": nn.Linear, "head": nn.Linear, "vocabulary": nn.Embedding}
+    kinds: dict[str, type[nn.Module]] = dict.fromkeys(("column", "row", "inner", "head"), nn.Linear)
+    kinds["vocabulary"] = nn.Embedding
     for path, rule in used.items():
         module, kind = blueprint.model.get_submodule(path), kinds.get(rule)
         if kind is None:
@@ -139,7 +140,9 @@ def _tp_problems(blueprint: Blueprint, name: str, tp: int) -> list[str]:
         if type(module) is not kind:
             got = type(module).__name__
             found.append(f"PLAN of {name}: {rule} splits {kind.__name__}, and {path} is {got}")
-        elif (size := module.get_parameter("weight").shape[1 if rule == "row" else 0]) % tp:
+        elif rule == "inner" and getattr(module, "bias", None) is not None:
+            found.append(f"PLAN of {name}: inner would add the bias of {path} once a tp rank")
+        elif (size := module.get_parameter("weight").shape[rule in {"row", "inner"}]) % tp:
             found.append(f"parallel.tp={tp} does not divide {size}, which {path} of {name} has")
     return found
 

@@ -83,7 +83,7 @@ def take_load(routers: Sequence[Router], device: torch.device) -> Tensor:
     """
     sizes = [router.number + 1 for router in routers]
     taken = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-    for router, counts in zip(routers, taken.split(sizes), strict=True):
+    for router, counts in zip(routers, torch.split(taken, sizes), strict=True):
         if router.load is not None:
             counts.copy_(router.load)
             router.load = None
