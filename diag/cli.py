@@ -16,6 +16,8 @@ COMMANDS = {
     "demo": "the bundled trainer under watch, healthy or with one injected fault",
     "analyze": "diagnose loose artifacts: dumps, logs, topologies, whatever there is",
     "report": "the verdict of run directories, as text, JSON, markdown or HTML",
+    "compare": "what changed between two runs, and whether it matters",
+    "export": "a run as a trace for Perfetto, all ranks on one clock",
     "dashboard": "look at a finished or a live run in the browser",
     "topo": "a node's GPU and NIC topology, drawn and checked; with --plan before launch",
     "parity": "prove a parallel config of the trainer equal to one process",

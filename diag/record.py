@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_LIBRARIES = (
+    "torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "flash-attn",
+    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton",
+)  # fmt: skip
+"""Whose version can change how a job runs; absent ones are left out."""
+_TOLD = (
+    "NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "GLOO_", "UCX_", "FI_", "OMP_", "MKL_", "KMP_",
+    "TORCHELASTIC_", "TOKENIZERS_PARALLELISM",
+)  # fmt: skip
+_GIT = 2.0
+"""Seconds that git may take to answer."""
+
+
 def _version(distribution: str) -> str | None:
     from importlib import metadata
 
@@ -24,6 +38,25 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _code(folder: Path) -> dict[str, Any]:
+    """The commit of the working directory and whether files differ from it; empty without git."""
+    words = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "status"]
+    words += ["--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_GIT, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return {}  # no git, no repository, or one too large to ask while a job waits to start
+    lines = done.stdout.splitlines()
+    heads = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+    changed = sum(not line.startswith("#") for line in lines)
+    return {"commit": heads[0], "changed_files": changed} if heads else {}
+
+
+def _environment() -> dict[str, str]:
+    """The variables that decide how torch and its transports behave; none that holds a secret."""
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TOLD)}
 
 
 class RunRecord:
@@ -48,11 +81,10 @@ class RunRecord:
             "interrupted": False,
             "world_size": None,
             "attempts": 1,
-            "versions": {
-                "diag": _version("diag-training"),
-                "python": platform.python_version(),
-                "torch": _version("torch"),
-            },
+            "versions": {"python": platform.python_version(), "diag": _version("diag-training")}
+            | {name: found for name in _LIBRARIES if (found := _version(name)) is not None},
+            "code": _code(run_dir.cwd()),
+            "environment": _environment(),
             "env": {"set": {}, "kept": []},
             "agent": {"enabled": False, "problems": []},
             "samplers": {},

@@ -194,3 +194,13 @@ class Policy:
 
     gpu_idle: float = 10.0
     """Utilisation in percent below which a reading of a GPU says nothing of its clock."""
+
+    compare_least: float = 0.02
+    """Least change between two runs that matters, as a share. Lower calls more of it a change,
+    and noise that repeats within a run (another clock, a warmer room) with it."""
+
+    compare_least_memory: float = 0.05
+    """The same for peak memory."""
+
+    compare_loss: float = 1e-3
+    """Relative difference from which the losses of one step count as apart."""

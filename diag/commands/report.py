@@ -7,14 +7,10 @@ answered or abstained, 1 with `--fail-on root` and a root cause, 2 when a path i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from diag.commands import _output
-
-if TYPE_CHECKING:
-    from collectors.collected import Collected
+from diag.commands import _output, _runs
 
 
 @click.command("report", short_help="the verdict of run directories")
@@ -31,24 +27,10 @@ def command(runs: tuple[Path, ...], form: str, output: str | None, fail: str | N
     return max([_one(run, form, output, fail) for run in runs])
 
 
-def _read(run: Path) -> Collected:
-    from collectors import store
-
-    if not run.is_dir():
-        raise click.UsageError(f"{run} is not a folder; give a run directory such as runs/1402-job")
-    try:
-        return store.read_run(run)
-    except FileNotFoundError as wrong:
-        hint = f"for loose files type `diag analyze {run}`"
-        raise click.UsageError(f"{run} is not a run directory; {hint}") from wrong
-    except OSError as wrong:
-        raise click.UsageError(f"cannot read {run}: {wrong.strerror or wrong}") from wrong
-
-
 def _one(run: Path, form: str, output: str | None, fail: str | None) -> int:
     from playbooks import engine
 
-    collected = _read(run)
+    collected = _runs.run_directory(run)
     report = engine.diagnose(collected)
     _output.emit(report, collected, form, output)
     return _output.exit_code(report, fail)

@@ -32,17 +32,17 @@ def _style() -> str:
     return resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
 
 
-def _e(text: object) -> str:
+def clean(text: object) -> str:
     return escape(plain(text))
 
 
 def _prose(text: str) -> str:
     """Escaped text in which `backticks` are code."""
-    return _CODE.sub(r"<code>\1</code>", _e(text))
+    return _CODE.sub(r"<code>\1</code>", clean(text))
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{_e(title)}</h2>{body}</section>" if body else ""
+def section(title: str, body: str) -> str:
+    return f"<section><h2>{clean(title)}</h2>{body}</section>" if body else ""
 
 
 def _items(texts: Iterable[str], tag: str = "ul") -> str:
@@ -59,18 +59,23 @@ def render(report: Report, collected: Collected) -> str:
         _header(collected),
         _answer(report),
         "" if report.verdict is None else _verdict(report.verdict),
-        _section("Also", _others(report)),
-        _section("Around the event" if culprits else "The last steps", _timeline(picture, names)),
+        section("Also", _others(report)),
+        section("Around the event" if culprits else "The last steps", _timeline(picture, names)),
         '<div class="grid">',
-        _section("Where each rank's step goes", _shares(report, culprits)),
-        _section("Numbers", _numbers(report)),
+        section("Where each rank's step goes", _shares(report, culprits)),
+        section("Numbers", _numbers(report)),
         "</div>",
-        _section("What this stands on", _coverage(report)),
+        section("What this stands on", _coverage(report)),
     ]
+    return page(_headline(report), body)
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole document around sections that are HTML already."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>diag: {_e(_headline(report))}</title><style>{_style()}</style></head>"
+        f"<title>diag: {clean(title)}</title><style>{_style()}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
@@ -85,12 +90,12 @@ def _headline(report: Report) -> str:
 
 def _header(collected: Collected) -> str:
     run = collected.run
-    left = f"<b>{_e(run.get('name') or 'diag report')}</b>"
+    left = f"<b>{clean(run.get('name') or 'diag report')}</b>"
     command = run.get("command")
     if isinstance(command, list):
         words = plain(" ".join(map(str, command)))
         words = words if len(words) <= 240 else words[:239] + "…"
-        left += f' <span class="mono">{_e(words)}</span>'
+        left += f' <span class="mono">{clean(words)}</span>'
     right = ""
     started = run.get("started_ns")
     if isinstance(started, int):
@@ -98,54 +103,54 @@ def _header(collected: Collected) -> str:
         right = moment.strftime("%d %B %Y, %H:%M:%S")
     if run.get("host"):
         right += f" on {run['host']}"
-    return f"<header><span>{left}</span><span>{_e(right)}</span></header>"
+    return f"<header><span>{left}</span><span>{clean(right)}</span></header>"
 
 
-def _card(tone: str, kicker: str, headline: str, more: str = "") -> str:
+def card(tone: str, kicker: str, headline: str, more: str = "") -> str:
     return (
-        f'<section class="card {tone}"><p class="kicker">{_e(kicker)}</p>'
-        f"<h1>{_e(headline)}</h1>{more}</section>"
+        f'<section class="card {tone}"><p class="kicker">{clean(kicker)}</p>'
+        f"<h1>{clean(headline)}</h1>{more}</section>"
     )
 
 
 def _answer(report: Report) -> str:
     verdict = report.verdict
     if verdict is not None:
-        tags = [f"<code>{_e(verdict.cause)}</code>", _e(verdict.confidence)]
-        tags += [f"where: {_e(verdict.where)}"] if verdict.where else []
-        tags += [_e(verdict.group)] if verdict.group else []
+        tags = [f"<code>{clean(verdict.cause)}</code>", clean(verdict.confidence)]
+        tags += [f"where: {clean(verdict.where)}"] if verdict.where else []
+        tags += [clean(verdict.group)] if verdict.group else []
         title = report.titles.get(verdict.cause)
-        more = f'<p class="title">{_e(title)}</p>' if title else ""
+        more = f'<p class="title">{clean(title)}</p>' if title else ""
         more += '<ul class="tags">' + "".join(f"<li>{tag}</li>" for tag in tags) + "</ul>"
-        return _card("bad", "Verdict", verdict.summary, more)
+        return card("bad", "Verdict", verdict.summary, more)
     if report.abstained is not None:
         more = '<p class="title">What would decide:</p>'
         more += _items(_prose(need) for need in report.abstained.need)
-        return _card("ask", "No verdict", report.abstained.because, more)
-    return _card("good", "Healthy", "" if report.health is None else report.health.summary)
+        return card("ask", "No verdict", report.abstained.because, more)
+    return card("good", "Healthy", "" if report.health is None else report.health.summary)
 
 
 def _verdict(verdict: Finding) -> str:
     rows = "".join(
-        f'<tr><td>{_e(i.quote)}</td><td class="place mono">{_e(i.source)}'
-        f"{'<br> ' + _e(i.locator) if i.locator else ''}</td></tr>"
+        f'<tr><td>{clean(i.quote)}</td><td class="place mono">{clean(i.source)}'
+        f"{'<br> ' + clean(i.locator) if i.locator else ''}</td></tr>"
         for i in verdict.evidence
     )
     why = f"<table>{rows}</table>" if rows else ""
     if verdict.formula:
-        why += f'<p class="formula mono">{_e(verdict.formula)}</p>'
-    excluded = _items(f"<code>{_e(c)}</code> {_e(b)}" for c, b in verdict.excluded)
+        why += f'<p class="formula mono">{clean(verdict.formula)}</p>'
+    excluded = _items(f"<code>{clean(c)}</code> {clean(b)}" for c, b in verdict.excluded)
     return (
-        _section("Why", why)
-        + _section("What to do", _items((_prose(a) for a in verdict.advice), "ol"))
-        + _section("Why not something else", excluded)
+        section("Why", why)
+        + section("What to do", _items((_prose(a) for a in verdict.advice), "ol"))
+        + section("Why not something else", excluded)
     )
 
 
 def _others(report: Report) -> str:
     others = [f for f in report.findings if f is not report.verdict]
     return _items(
-        f'{_e(f.summary)} <span class="role">{_e(f.role)}, {_e(f.confidence)}</span>'
+        f'{clean(f.summary)} <span class="role">{clean(f.role)}, {clean(f.confidence)}</span>'
         for f in others
     )
 
@@ -173,13 +178,13 @@ def _shares(report: Report, culprits: tuple[int, ...]) -> str:
 
 def _numbers(report: Report) -> str:
     rows = "".join(
-        f'<tr><td class="name">{_e(name)}</td><td>{_e(value)}</td></tr>'
+        f'<tr><td class="name">{clean(name)}</td><td>{clean(value)}</td></tr>'
         for name, value in numbers(report.metrics)
     )
     if not rows:
         return ""
     formulas = "".join(
-        f'<tr><td class="name mono">{_e(name)}</td><td>{_e(formula)}</td></tr>'
+        f'<tr><td class="name mono">{clean(name)}</td><td>{clean(formula)}</td></tr>'
         for name, formula in (report.metrics.get("formulas") or {}).items()
     )
     more = f"<details><summary>Formulas</summary><table>{formulas}</table></details>"
@@ -190,17 +195,17 @@ def _coverage(report: Report) -> str:
     seen = report.coverage
     told = coverage(seen.world_size, len(seen.ranks_seen), len(seen.missing_ranks))
     rows = "".join(
-        f'<tr><td class="mono">{_e(s.path)}</td><td>{_e(s.kind)}</td><td>{_e(s.read)}</td>'
-        f"<td>{_e('; '.join(s.problems))}</td></tr>"
+        f'<tr><td class="mono">{clean(s.path)}</td><td>{clean(s.kind)}</td><td>{clean(s.read)}</td>'
+        f"<td>{clean('; '.join(s.problems))}</td></tr>"
         for s in seen.sources
     )
     if not rows:
-        return f"<p>{_e(told)}.</p>"
+        return f"<p>{clean(told)}.</p>"
     head = "<thead><tr><th>source</th><th>kind</th><th>read</th><th>problems</th></tr></thead>"
     troubled = sum(1 for s in seen.sources if s.problems or s.read != "all")
     state = "open" if troubled else ""
     summary = f"{len(seen.sources)} sources, {troubled} with problems"
     return (
-        f"<p>{_e(told)}.</p><details {state}><summary>{_e(summary)}</summary>"
+        f"<p>{clean(told)}.</p><details {state}><summary>{clean(summary)}</summary>"
         f"<table>{head}{rows}</table></details>"
     )

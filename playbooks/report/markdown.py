@@ -54,18 +54,18 @@ def render(report: Report) -> str:
         lines += ["", "## Also", "", *(f"- {escape(f.summary)} ({f.role})" for f in others)]
     rows = numbers(report.metrics)
     if rows:
-        lines += ["", "## Numbers", "", *_table(("metric", "value"), rows)]
+        lines += ["", "## Numbers", "", *table(("metric", "value"), rows)]
     seen = report.coverage
     told = coverage(seen.world_size, len(seen.ranks_seen), len(seen.missing_ranks))
     lines += ["", "## Stands on", "", f"{told}.", ""]
-    lines += _table(
+    lines += table(
         ("source", "kind", "read", "problems"),
         [(s.path, s.kind, s.read, "; ".join(s.problems)) for s in seen.sources],
     )
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     out = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     out += ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows]
     return out
@@ -82,7 +82,7 @@ def _verdict(report: Report, verdict: Finding) -> list[str]:
     if title:
         lines += [f"> {escape(title)}", ""]
     lines += ["## Why", ""]
-    lines += _table(
+    lines += table(
         ("what it says", "where it stands"),
         [
             (i.quote, f"{i.source}: {i.locator}" if i.locator else i.source)

@@ -26,8 +26,8 @@ _MARGIN = 10
 """Columns of the left margin with its label."""
 
 
-class _Page:
-    """Lines under one label each, wrapped."""
+class Page:
+    """Lines of a report under a label each, wrapped to a width."""
 
     def __init__(self, colour: bool, width: int) -> None:
         self.colour = colour
@@ -65,6 +65,11 @@ class _Page:
                 f"{self.paint(head, 'bold') if label and number == 0 else head}{line}"
             )
 
+    def line(self, label: str, text: str) -> None:
+        """One line as it is, such as a row of a table."""
+        head = f"  {label:<{_MARGIN - 3}} "
+        self.lines.append(f"{self.paint(head, 'bold') if label else head}{text}")
+
     def gap(self) -> None:
         if self.lines and self.lines[-1]:
             self.lines.append("")
@@ -72,7 +77,7 @@ class _Page:
 
 def render(report: Report, colour: bool = False, width: int = 100) -> str:
     """The whole report; ends with a newline."""
-    page = _Page(colour, max(60, width))
+    page = Page(colour, max(60, width))
     if report.verdict is not None:
         _verdict(page, report.verdict)
     elif report.abstained is not None:
@@ -87,7 +92,7 @@ def render(report: Report, colour: bool = False, width: int = 100) -> str:
     return "\n".join(page.lines).rstrip() + "\n"
 
 
-def _verdict(page: _Page, verdict: Finding) -> None:
+def _verdict(page: Page, verdict: Finding) -> None:
     parts = [verdict.cause]
     if verdict.where:
         parts.append(f"where: {verdict.where}")
@@ -107,7 +112,7 @@ def _verdict(page: _Page, verdict: Finding) -> None:
         page.entry("do" if number == 1 else "", plain(f"{number}. {advice}"))
 
 
-def _others(page: _Page, report: Report) -> None:
+def _others(page: Page, report: Report) -> None:
     """Effects and context in one line each."""
     others = [f for f in report.findings if f is not report.verdict]
     if others:
@@ -117,7 +122,7 @@ def _others(page: _Page, report: Report) -> None:
         page.entry("also" if number == 0 else "", plain(finding.summary), f"({tail})")
 
 
-def _numbers(page: _Page, report: Report) -> None:
+def _numbers(page: Page, report: Report) -> None:
     """Measured numbers and what the answer stands on."""
     rows = numbers(report.metrics)
     if rows:
