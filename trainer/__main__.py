@@ -47,11 +47,11 @@ def main() -> int:
 def _train(config: Config, rank: int, world: int) -> None:
     import torch
 
-    from trainer import banner, mesh
+    from trainer import banner, ranks
     from trainer.loop import Trainer
 
-    device = mesh.pick_device(config.train.device)
-    mesh.join(world, device, config.parallel.timeout)
+    device = ranks.pick_device(config.train.device)
+    ranks.join(world, device, config.parallel.timeout)
     trainer = Trainer(config, world, device)
     own = sum(p.numel() for p in trainer.built.parameters.values())
     parameters = torch.zeros(world, dtype=torch.int64, device=device)
@@ -66,7 +66,7 @@ def _train(config: Config, rank: int, world: int) -> None:
         if number % config.log.every == 0 or number == config.train.steps - 1:
             _say(banner.progress(result, config.train.steps), rank)
     _say(banner.ending(results[0], results[-1], time.perf_counter() - began), rank)
-    mesh.leave()
+    ranks.leave()
 
 
 def _say(text: str, rank: int) -> None:

@@ -13,14 +13,20 @@ from trainer.parallel import schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trainer.config import TrainConfig
     from trainer.loop import StepResult, Trainer
 
 _GRADIENTS = (
     "{} bucket(s) summed over dp during backward, once a step",
-    "{} bucket(s) summed over dp once a step; optimizer states shared (zero 1)",
+    "{} bucket(s) reduce-scattered over dp once a step; optimizer states shared (zero 1)",
     "{} bucket(s) reduce-scattered over dp in each backward; optimizer states shared (zero 2)",
     "{} layers gathered when needed, gradients reduce-scattered, states shared (zero 3)",
 )
+_HOST = {
+    "none": "nothing: memory.offload=none",
+    "optimizer": "optimizer states and the weights it updates; the update runs there",
+    "parameters": "shares of parameters, optimizer states and the update; fetched when gathered",
+}
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -67,6 +73,8 @@ def progress(result: StepResult, steps: int) -> str:
         f"step {result.step:>{len(str(steps - 1))}}/{steps - 1}  loss {result.loss:.4f}  "
         f"grad norm {result.grad_norm:.3f}  lr {result.lr:.2e}  {rate:,.0f} tokens/s  "
         f"{result.seconds * 1e3:.0f} ms/step  memory a rank {memory}{load}"
+        + (f"  loss scale {result.loss_scale:g}" if result.loss_scale is not None else "")
+        + (f", {result.skipped} step(s) skipped" if result.skipped else "")
     )
 
 
@@ -159,12 +167,22 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             if config.memory.checkpoint == "none"
             else f"recomputed in backward: {config.memory.checkpoint}",
         ),
+        ("sharing", _sharing(trainer)),
+        ("host memory", _HOST[config.memory.offload]),
         ("clipping", f"global norm {clip:g}" if clip else "off: optim.clip=0"),
         (
             "precision",
-            "bfloat16 products, float32 weights and sums"
-            if config.train.dtype == "bfloat16"
+            f"{config.train.dtype} products, float32 weights (autocast)"
+            if config.train.dtype in {"bfloat16", "float16"}
             else f"{config.train.dtype} throughout, no autocast",
+        ),
+        ("reductions", _reductions(config.train)),
+        (
+            "loss scale",
+            f"{config.scale.initial:g}, x {config.scale.growth:g} after {config.scale.interval} "
+            f"good steps, x {config.scale.backoff:g} and no update after an overflow"
+            if trainer.scale.on
+            else f"none: {config.train.dtype} has the range",
         ),
         (
             "fault",
@@ -173,6 +191,34 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             else f"{faults.kind} on rank {faults.rank} from step {faults.step}, on purpose",
         ),
     ]
+
+
+def _sharing(trainer: Trainer) -> str:
+    """Who shares with whom under ZeRO, and what is fetched early."""
+    parallel, mesh = trainer.config.parallel, trainer.mesh
+    if not parallel.zero:
+        return "nothing: parallel.zero=0"
+    held = f"over {mesh.shard.size} rank(s) of {mesh.data.size}"
+    copies = (
+        f"; {mesh.replica.size} replicas of each share, summed once a step"
+        if mesh.replica.size > 1
+        else ""
+    )
+    early = (
+        f"; {parallel.prefetch} unit(s) gathered before they are needed"
+        if parallel.zero == 3 and parallel.prefetch
+        else ""
+    )
+    return held + copies + early
+
+
+def _reductions(train: TrainConfig) -> str:
+    """The dtype in which gradients are summed over replicas, and why that."""
+    if train.reduce_dtype != "auto":
+        return f"gradients summed over dp in {train.reduce_dtype}: train.reduce_dtype"
+    if train.dtype in {"bfloat16", "float16"}:
+        return "gradients summed over dp in float32: a sum in half precision would round"
+    return f"gradients summed over dp in {train.dtype}, that of the weights"
 
 
 def _span(ends: list[str]) -> str:

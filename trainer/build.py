@@ -16,27 +16,38 @@ import torch
 from trainer import blueprint, faults
 from trainer.config import ConfigError
 from trainer.layout import microbatches
+from trainer.mesh import one_rank
 from trainer.parallel import context, expert, pipeline, plan, schedule, tensor
 from trainer.parallel.ddp import GradientBuckets, pack
 from trainer.parallel.replicas import Replicas
-from trainer.parallel.zero import ShardedReplicas
+from trainer.parallel.zero import Group, ShardedReplicas, Sharing
 from trainer.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
-    from trainer.config import Config
+    from trainer.config import Config, TrainConfig
     from trainer.layout import Layout
     from trainer.mesh import Axis, Mesh
     from trainer.mlp import Router
+
+    _Own = tuple[pipeline.Part, list[tuple[str, nn.Parameter]]]
 
 _WEIGHTS = {
     "float64": torch.float64,
     "float32": torch.float32,
     "bfloat16": torch.float32,  # products alone are bfloat16; an update of 1e-3 would round away
+    "float16": torch.float32,
 }
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_PRODUCTS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What autocast computes matrix products in; the other dtypes have no autocast."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +125,9 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         router.share = 1 / (config.train.global_batch * layout.tp)  # each tp rank adds a part
     weighing = {router.weight for router in routers}
     buckets = _replicas(config, stages, mesh, count, alone)
-    pieces = buckets.pieces if config.parallel.zero else parameters
+    pieces = buckets.pieces or parameters
     shards = {path: _place(shapes[path], dims.get(path), mesh["tp"]) for path in parameters}
-    shared = frozenset({"dp", "cp"} if config.parallel.zero else ())
+    shared = frozenset({"shard"} if config.parallel.zero else ())
     return Built(
         parameters=parameters,
         dims=dims,
@@ -140,6 +151,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
                 if path not in dims and (config.parallel.sp or parameters[path] in weighing)
             ],
             mesh["tp"],
+            device,
         ),
         pipeline=pipeline.Pipeline(
             stages,
@@ -147,7 +159,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             mesh["pp"],
             schedules[mesh["pp"].index],
             width=whole.width,
-            autocast=torch.bfloat16 if config.train.dtype == "bfloat16" else None,
+            autocast=_PRODUCTS.get(config.train.dtype),
             fault=fault,
             shards=layout.tp if config.parallel.sp else 1,
         ),
@@ -171,6 +183,12 @@ def named_parameters(path: str, part: nn.Module) -> Iterator[tuple[str, nn.Param
         yield (f"{path}.{name}" if path else name), p
 
 
+def reduce_dtype(train: TrainConfig) -> torch.dtype:
+    """In which gradients travel over the data axis; auto: as the weights, so that no sum rounds."""
+    name = train.reduce_dtype
+    return _WEIGHTS[train.dtype] if name == "auto" else _DTYPES[name]
+
+
 def _replicas(
     config: Config,
     stages: Mapping[int, list[pipeline.Part]],
@@ -178,39 +196,86 @@ def _replicas(
     passes: int,
     experts: frozenset[str],
 ) -> Replicas:
-    """How replicas of this rank's parameters keep in step: DDP, or a form of ZeRO."""
-    kinds = [(mesh.data, lambda path: path not in experts)]
+    """How replicas of this rank's parameters keep in step: DDP, or a form of ZeRO.
+
+    An update on the host is one of shares, though of the whole where nothing is shared: stage 1 on
+    groups of one rank, with all ranks that hold the same parameters as its replicas.
+    """
+    kinds = [(mesh.data, (mesh.shard, mesh.replica), False)]
     if experts:
-        kinds.append((mesh.expert_data, experts.__contains__))
-    return Replicas([_set(config, stages, axis, passes, wanted) for axis, wanted in kinds])
+        kinds.append((mesh.expert_data, (mesh.expert_shard, mesh.expert_replica), True))
+    return Replicas(
+        [
+            _set(config, mesh, data, axes, passes, _named(stages, experts, of_experts))
+            for data, axes, of_experts in kinds
+        ]
+    )
+
+
+def _named(
+    stages: Mapping[int, list[pipeline.Part]], experts: frozenset[str], of_experts: bool
+) -> list[list[_Own]]:
+    """By stage, its parts with those parameters that are experts, or that are not."""
+    return [
+        [
+            (
+                part,
+                [
+                    (path, p)
+                    for path, p in named_parameters(part.path, part.module)
+                    if (path in experts) == of_experts
+                ],
+            )
+            for part in stage
+        ]
+        for stage in stages.values()
+    ]
 
 
 def _set(
     config: Config,
-    stages: Mapping[int, list[pipeline.Part]],
-    axis: Axis,
+    mesh: Mesh,
+    data: Axis,
+    axes: tuple[Axis, Axis],
     passes: int,
-    wanted: Callable[[str], bool],
+    stages: list[list[_Own]],
 ) -> GradientBuckets | ShardedReplicas:
-    """Those parameters whose replicas are the ranks of `axis`."""
-    zero, size = config.parallel.zero, config.parallel.bucket
-    parts = [part for stage in stages.values() for part in stage]
-    named = {
-        part: [one for one in named_parameters(part.path, part.module) if wanted(one[0])]
-        for part in parts
-    }
-    if zero == 0:
-        flat = list(dict.fromkeys(p for one in named.values() for _, p in one))
-        return GradientBuckets(flat, axis, bucket_bytes=size, passes=passes)
+    """Parameters whose replicas are the ranks of `data`, which ZeRO divides into `axes`."""
+    zero, size, wire = config.parallel.zero, config.parallel.bucket, reduce_dtype(config.train)
+    if zero:
+        return _shared(config, stages, axes, passes)
+    if config.memory.offload != "none":
+        return _shared(config, stages, (one_rank("dp", mesh.rank), data), passes)
+    flat = list(dict.fromkeys(p for stage in stages for _, own in stage for _, p in own))
+    return GradientBuckets(flat, data, bucket_bytes=size, passes=passes, wire=wire)
+
+
+def _shared(
+    config: Config,
+    stages: list[list[_Own]],
+    axes: tuple[Axis, Axis],
+    passes: int,
+) -> ShardedReplicas:
+    """ZeRO over `axes` (shard and replica): a unit for each part in stage 3, else for each bucket.
+
+    A bucket never spans stages, whose backwards come apart.
+    """
+    zero = max(1, config.parallel.zero)
+    sharing = Sharing(
+        zero, reduce_dtype(config.train), config.memory.offload, config.parallel.prefetch
+    )
     if zero == 3:
-        parts = [part for part in parts if named[part]]
-        shared = ShardedReplicas([named[part] for part in parts], axis, stage=3, passes=passes)
-        for part, unit in zip(parts, shared.buckets, strict=True):
+        parts = [(part, own) for stage in stages for part, own in stage if own]
+        shared = ShardedReplicas([Group(own, *axes) for _, own in parts], sharing, passes=passes)
+        for (part, _), unit in zip(parts, shared.buckets, strict=True):
             shared.wrap(part.module, unit)
         return shared
-    path_of = {p: path for one in reversed(named.values()) for path, p in one}
     groups = []
-    for stage in stages.values():  # a bucket never spans stages: their backwards come apart
-        own = list(dict.fromkeys(p for part in stage for _, p in named[part]))
-        groups += [[(path_of[p], p) for p in one] for one in pack(own[::-1], size)]
-    return ShardedReplicas(groups, axis, stage=zero, passes=passes)
+    for stage in stages:
+        path_of = {p: path for _, named in reversed(stage) for path, p in named}
+        own = list(dict.fromkeys(p for _, named in stage for _, p in named))
+        groups += [
+            Group([(path_of[p], p) for p in one], *axes)
+            for one in pack(own[::-1], config.parallel.bucket)
+        ]
+    return ShardedReplicas(groups, sharing, passes=passes)

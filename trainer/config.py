@@ -95,8 +95,35 @@ class TrainConfig:
     """Fixes the initial weights and the order of samples."""
     device: str = field(default="auto", metadata={"choices": ("auto", "cpu", "cuda")})
     """auto: CUDA with NCCL where there is CUDA, else CPU with gloo."""
-    dtype: str = field(default="float32", metadata={"choices": ("float64", "float32", "bfloat16")})
-    """bfloat16: matrix products only; weights, reductions and optimizer stay float32."""
+    dtype: str = field(
+        default="float32", metadata={"choices": ("float64", "float32", "bfloat16", "float16")}
+    )
+    """bfloat16 and float16: matrix products only (autocast); the weights that are updated, and the
+    optimizer, stay float32. float16 has a dynamic loss scale (section scale)."""
+    reduce_dtype: str = field(
+        default="auto", metadata={"choices": ("auto", "float32", "bfloat16", "float16")}
+    )
+    """In which gradients travel and are summed over replicas; auto: that of the weights (float64
+    for float64, else float32). Microbatches add up in the weights' dtype whatever this is."""
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """The dynamic loss scale of train.dtype=float16 (Micikevicius et al. 2018, arXiv:1710.03740).
+
+    A step whose gradients overflow on any rank is skipped by all ranks.
+    """
+
+    initial: float = 65536.0
+    """Factor of the loss at the start."""
+    growth: float = 2.0
+    """By how much the factor grows after `interval` good steps in a row; more than 1."""
+    backoff: float = 0.5
+    """By how much it is multiplied after a step that was skipped; below 1."""
+    interval: int = 2000
+    """Good steps in a row before it grows."""
+    least: float = 1.0
+    """It never falls below; an overflow there ends the run, since nothing is left to try."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +154,13 @@ class ParallelConfig:
     zero: int = field(default=0, metadata={"choices": (0, 1, 2, 3)})
     """What replicas share instead of each holding it whole: 1 optimizer states, 2 also gradients,
     3 also parameters (ZeRO, arXiv:1910.02054); 0 nothing."""
+    replicate: int = 1
+    """Replicas of the shared state under zero (hybrid sharding): the data axis (dp and cp) of D
+    ranks is cut into groups of D / replicate neighbours that share, and gradients are summed over
+    the groups; 1: all of them share."""
+    prefetch: int = 1
+    """Units that zero=3 gathers before they are needed, forward and backward, beside what computes;
+    each takes its memory. 0: gathered when needed."""
     bucket: int = 1 << 20
     """Bytes of gradients that one dp reduction carries (at least one parameter); with zero=3 the
     unit is a layer instead."""
@@ -136,8 +170,11 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """What is computed twice rather than kept."""
+    """What is computed twice, or kept on the host, rather than kept on the device."""
 
+    offload: str = field(default="none", metadata={"choices": ("none", "optimizer", "parameters")})
+    """What lives in host memory: optimizer (its states, and the weights that it updates: the update
+    runs on the host), parameters (with zero=3: the shares too, fetched when they are gathered)."""
     checkpoint: str = "none"
     """Layers whose activations are recomputed in backward: none, full (all), or every-K, such as
     every-2: layers 0, 2, 4 ..."""
@@ -216,6 +253,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
+    scale: ScaleConfig = ScaleConfig()
     parallel: ParallelConfig = ParallelConfig()
     memory: MemoryConfig = MemoryConfig()
     mesh: MeshConfig = MeshConfig()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config import ALWAYS, AXES
 from trainer.limits import data as data_limits
-from trainer.limits import expert
+from trainer.limits import expert, numbers, sharing
 
 if TYPE_CHECKING:
     from trainer.config import Config, ModelConfig
@@ -132,7 +132,7 @@ def _model_problems(config: Config) -> list[str]:
         found.append(
             f"memory.checkpoint={kind} is not none, full or every-K (memory.checkpoint=every-2)"
         )
-    return found + expert.model_problems(config)
+    return found + expert.model_problems(config) + numbers.problems(config)
 
 
 def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
@@ -155,11 +155,7 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
     found += _schedule_problems(config, layout)
     found += _sequence_problems(config, layout)
     found += expert.problems(config, layout)
-    if config.parallel.zero and layout.dp * layout.cp == 1:
-        found.append(
-            f"parallel.zero={config.parallel.zero} shares over replicas (dp and cp), and there is "
-            f"one (parallel.zero=0, or fewer tp x pp)"
-        )
+    found += sharing.problems(config, layout)
     piece = layout.dp * train.microbatch
     if piece and train.global_batch % piece:
         whole = max(1, round(train.global_batch / piece)) * piece

@@ -24,6 +24,7 @@ from trainer.layout import resolve
 from trainer.model import IGNORE
 from trainer.parallel.context import positions
 from trainer.parallel.expert import ExpertLoad, load_of, take_load
+from trainer.scale import LossScale
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -39,14 +40,34 @@ class StepResult:
     grad_norm: float
     """Global norm before clipping."""
     lr: float
+    """Of the update; of one that was skipped, what it would have had."""
     tokens: int
     """Valid tokens of the global batch."""
     seconds: float
     """Of this rank's clock."""
     memory: tuple[int, ...]
     """Bytes that each rank holds: resident on CPU, the allocator's peak on CUDA."""
+    loss_scale: float | None
+    """By which the loss of this step was scaled; None where there is no scaling."""
+    skipped: int
+    """Steps until now whose update was skipped, this one included."""
     load: tuple[ExpertLoad, ...] = ()
     """Of each layer, where the model has experts."""
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What a step's sum over the world tells every rank."""
+
+    loss: torch.Tensor
+    """Nats a token."""
+    norm: torch.Tensor
+    overflow: torch.Tensor
+    """Ranks with a gradient that is not finite; above 0, all must skip (0 without a scale)."""
+    memory: torch.Tensor
+    """Bytes, by rank."""
+    load: torch.Tensor
+    """Choices of each expert, as take_load has them."""
 
 
 class Trainer:
@@ -56,7 +77,13 @@ class Trainer:
         self.config = config
         self.device = device
         self.layout = resolve(config, world)
-        self.mesh = mesh_file.build(self.layout, config.mesh.order, device, config.parallel.timeout)
+        self.mesh = mesh_file.build(
+            self.layout,
+            config.mesh.order,
+            device,
+            config.parallel.timeout,
+            config.parallel.replicate,
+        )
         corpus = open_corpus(config.data, config.train.sequence + 1)
         self.loader = Loader(
             corpus,
@@ -70,6 +97,7 @@ class Trainer:
         )
         self.built = build(config, self.layout, self.mesh, device)
         self.optimizer = optim.adamw(self.built.pieces, config.optim, self.built.shapes)
+        self.scale = LossScale(config.scale, on=config.train.dtype == "float16")
 
     def step(self, number: int) -> StepResult:
         """Run optimizer step `number`."""
@@ -78,28 +106,33 @@ class Trainer:
             batches = self._load(number)
             tokens = self._count(batches)
             self.built.buckets.start()
-            own_loss = self.built.pipeline.run(batches, tokens)
+            scale = self.scale.value
+            own_loss = self.built.pipeline.run(batches, tokens / scale)
             with annotate.phase("communication"):
                 self.built.buckets.finish()
                 self.built.partial.finish()
-            loss, norm, memory, load = self._over_world(own_loss, tokens)
-            lr = optim.learning_rate(number, self.config.train.steps, self.config.optim)
-            self._update(norm, lr)
+            self.scale.unscale(self.built.pieces.values())
+            sums = self._over_world(own_loss, tokens)
+            lr = optim.learning_rate(
+                number - self.scale.skipped, self.config.train.steps, self.config.optim
+            )
+            finite = not (self.scale.on and sums.overflow.item())
+            if finite:
+                self._update(sums.norm, lr)
+            self.scale.update(finite=finite)
             result = StepResult(
                 step=number,
-                loss=loss.item(),
-                grad_norm=norm.item(),
+                loss=sums.loss.item(),
+                grad_norm=sums.norm.item(),
                 lr=lr,
                 tokens=int(tokens.item()),
                 seconds=time.perf_counter() - began,
-                memory=tuple(int(one) for one in memory.tolist()),
-                load=load_of(self.built.routers, load.tolist()),
+                memory=tuple(int(one) for one in sums.memory.tolist()),
+                load=load_of(self.built.routers, sums.load.tolist()),
+                loss_scale=scale if self.scale.on else None,
+                skipped=self.scale.skipped,
             )
-            annotate.numbers(
-                loss=result.loss, grad_norm=result.grad_norm, tokens=float(result.tokens)
-            )
-            for one in result.load:
-                annotate.expert_load(one.layer, one.shares, one.dropped)
+            _tell(result)
         return result
 
     def _load(self, number: int) -> list[Microbatch]:
@@ -123,29 +156,34 @@ class Trainer:
             self.mesh.data.all_reduce(tokens)
         return tokens
 
-    def _over_world(
-        self, own_loss: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Loss, gradient norm, each rank's memory and the experts' load, in one sum.
+    def _over_world(self, own_loss: torch.Tensor, tokens: torch.Tensor) -> _Sums:
+        """What all ranks must know, in one sum over the world.
 
         Each rank adds only what no other does: its dp and cp share of the loss (the last stage's,
         once a tp group), its own part of the squared norm, its memory in its own place, and its
-        tokens' choices of experts (once a tp group too).
+        tokens' choices of experts (once a tp group too). Of overflow each tells of all that it
+        holds, counted in the norm or not.
         """
         first = self.mesh["tp"].index == 0
         square = optim.own_square(self.built.pieces, self.built.sharded, self.mesh)
         load = take_load(self.built.routers, self.device)
-        known = 2 + self.mesh.world
+        known = 3 + self.mesh.world
         values = torch.zeros(known + load.numel(), dtype=torch.float64, device=self.device)
         values[0] = own_loss if first else 0.0
         values[1] = square
-        values[2 + self.mesh.rank] = held_memory(self.device)
+        values[2] = self.scale.overflowed(self.built.pieces.values())
+        values[3 + self.mesh.rank] = held_memory(self.device)
         values[known:] = load if first else 0.0
         values = self.built.fault.reduced(values)
         with annotate.phase("communication"):
             self.mesh.sum_over_world(values)
-        load = values[known : known + load.numel()]
-        return values[0] / tokens, values[1].sqrt(), values[2:known], load
+        return _Sums(
+            loss=values[0] / tokens,
+            norm=values[1].sqrt(),
+            overflow=values[2],
+            memory=values[3:known],
+            load=values[known : known + load.numel()],
+        )
 
     def _update(self, norm: torch.Tensor, lr: float) -> None:
         with annotate.phase("optimizer"):
@@ -153,7 +191,7 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
-        if self.config.parallel.zero:
+        if self.built.buckets.pieces:
             with annotate.phase("communication"):
                 self.built.buckets.updated()
 
@@ -164,3 +202,14 @@ def held_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (each step: no Path)
         return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _tell(result: StepResult) -> None:
+    """The step's numbers, to whoever listens."""
+    scale = result.loss_scale
+    more = {} if scale is None else {"loss_scale": scale, "skipped_steps": float(result.skipped)}
+    annotate.numbers(
+        loss=result.loss, grad_norm=result.grad_norm, tokens=float(result.tokens), **more
+    )
+    for one in result.load:
+        annotate.expert_load(one.layer, one.shares, one.dropped)

@@ -10,7 +10,6 @@ no group and its collectives do nothing, so that callers never ask which axes ar
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from collectors import annotate
-from trainer.config import ALWAYS, ConfigError
+from trainer.config import ALWAYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,17 +46,38 @@ class Axis:
     group: dist.ProcessGroup | None
     """None where size is 1."""
 
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType | None = None) -> None:
-        """Reduce in place over the axis (sum unless told); returns when the value may be used."""
-        if self.group is not None:
-            dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, group=self.group)
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: dist.ReduceOp.RedOpType | None = None,
+        *,
+        wait: bool = True,
+    ) -> dist.Work | None:
+        """Reduce in place over the axis (sum unless told).
 
-    def all_gather(self, into: torch.Tensor, own: torch.Tensor) -> None:
-        """Everybody's `own`, by index, end to end in `into`; both contiguous."""
+        Returns when the value may be used; without `wait` at once, with the work if there is any.
+        """
+        if self.group is None:
+            return None
+        work: dist.Work | None = dist.all_reduce(
+            tensor, op=op or dist.ReduceOp.SUM, group=self.group, async_op=not wait
+        )
+        return work
+
+    def all_gather(
+        self, into: torch.Tensor, own: torch.Tensor, *, wait: bool = True
+    ) -> dist.Work | None:
+        """Everybody's `own`, by index, end to end in `into`; both contiguous.
+
+        `own` may be this rank's place in `into`. Without `wait` the work is returned.
+        """
         if self.group is None:
             into.view(-1).copy_(own.view(-1))
-        else:
-            _gather(into.view(-1), own.view(-1), group=self.group)
+            return None
+        work: dist.Work | None = _gather(
+            into.view(-1), own.view(-1), group=self.group, async_op=not wait
+        )
+        return work
 
     def reduce_scatter(
         self, own: torch.Tensor, whole: torch.Tensor, *, wait: bool = True
@@ -96,13 +116,21 @@ class Mesh:
     world: int
     data: Axis
     """dp and cp together: ranks that hold the same parameters and see different tokens."""
+    shard: Axis
+    """The part of `data` that shares under ZeRO: neighbours in rank order, where links are best."""
+    replica: Axis
+    """The other part of `data`: ranks that hold the same share; of size parallel.replicate."""
     ep: Axis
     """The part of `data` whose ranks hold different experts."""
     expert_data: Axis
     """The ranks of `data` that hold the same experts."""
+    expert_shard: Axis
+    """Of `expert_data`, as `shard` is of `data`."""
+    expert_replica: Axis
+    """Of `expert_data`, as `replica` is of `data`."""
 
     def __getitem__(self, name: str) -> Axis:
-        return self.axes.get(name) or _alone(name, self.rank)
+        return self.axes.get(name) or one_rank(name, self.rank)
 
     def sum_over_world(self, tensor: torch.Tensor) -> None:
         """Sum in place over all ranks, on the default group."""
@@ -114,17 +142,18 @@ class Mesh:
 
         A value is replicated over every axis that it isn't sharded over; index 0 counts it. Stages
         of pp hold different values, so pp never replicates. Of dp and cp, what is sharded over ep
-        is replicated over the expert_data ranks only.
+        is replicated over the expert_data ranks only, and what is sharded over "shard" (ZeRO) over
+        the replicas of the shards.
         """
-        axes = dict(self.axes)
-        if "ep" in sharded_over:
-            axes = {name: axis for name, axis in axes.items() if name not in {"dp", "cp"}}
-            axes["dp"] = self.expert_data
-        return all(
-            axis.index == 0
-            for name, axis in axes.items()
-            if name != "pp" and name not in sharded_over
-        )
+        experts = "ep" in sharded_over
+        if "shard" in sharded_over:
+            copies = [self.expert_replica if experts else self.replica]
+        elif experts:
+            copies = [self.expert_data]
+        else:
+            copies = [self["dp"], self["cp"]]
+        rest = [axis for name, axis in self.axes.items() if name not in {"pp", "dp", "cp"}]
+        return all(axis.index == 0 for axis in (*copies, *rest) if axis.name not in sharded_over)
 
     def describe(self) -> str:
         """`pp2 x dp1 x tp2`: sizes in mesh order, outermost first."""
@@ -132,15 +161,21 @@ class Mesh:
         return f"{grid}, ep{self.ep.size} of dp x cp" if self.ep.size > 1 else grid
 
 
-def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout: float) -> Mesh:
+def build(
+    layout: Layout,
+    order: tuple[str, ...],
+    device: torch.device,
+    timeout: float,
+    replicate: int = 1,
+) -> Mesh:
     """The mesh over the default process group; tells whoever watches what its groups are.
 
     `timeout` is in seconds and holds for the axes' groups, which do not inherit the default one's.
     """
     if layout.world == 1:
-        axes = {name: _alone(name, 0) for name in order if name in ALWAYS}
-        alone, dp = _alone("ep", 0), axes["dp"]
-        return Mesh(axes=axes, rank=0, world=1, data=dp, ep=alone, expert_data=dp)
+        axes = {name: one_rank(name, 0) for name in order if name in ALWAYS}
+        dp, ep = axes["dp"], one_rank("ep", 0)
+        return Mesh(axes, 0, 1, dp, dp, one_rank("dp", 0), ep, dp, dp, one_rank("dp", 0))
     far = "ep" in order[: min(order.index(name) for name in ("dp", "cp") if name in order)]
     grid_axes = [name for name in order if name != "ep"]
     order = tuple(name for name in grid_axes if name in ALWAYS or layout.size(name) > 1)
@@ -158,36 +193,48 @@ def build(layout: Layout, order: tuple[str, ...], device: torch.device, timeout:
             annotate.group(group.group_name, name)
     rows = _data_rows(grid, order)
     data = _join("dp", rows, timeout) if layout.cp > 1 < layout.dp else axes[_only(layout)]
-    ep, expert_data = _alone("ep", dist.get_rank()), data
+    shard, replica = _shares(data, rows, replicate, timeout)
+    ep, experts = one_rank("ep", dist.get_rank()), (data, shard, replica)
     if layout.ep > 1:
-        shared, copies = expert_rows(rows, layout.ep, far=far)
+        shared, copies = divide(rows, layout.ep, far=far)
         ep = _join("ep", shared, timeout)
-        expert_data = _join("dp", copies, timeout)
+        same = _join("dp", copies, timeout)
+        experts = (same, *_shares(same, copies, replicate, timeout))
     coordinates = {name: axis.index for name, axis in axes.items()}
     annotate.mesh(coordinates | ({"ep": ep.index} if layout.ep > 1 else {}), order)
-    return Mesh(axes, dist.get_rank(), layout.world, data, ep, expert_data)
+    return Mesh(axes, dist.get_rank(), layout.world, data, shard, replica, ep, *experts)
 
 
-def expert_rows(
-    rows: list[list[int]], ep: int, *, far: bool
+def _shares(data: Axis, rows: list[list[int]], replicate: int, timeout: float) -> tuple[Axis, Axis]:
+    """Who shares with whom under ZeRO, and who holds the same share; `data` is one of `rows`."""
+    if replicate == 1:
+        return data, one_rank("dp", dist.get_rank())
+    shard, replica = divide(rows, data.size // replicate, far=False)
+    return _join("dp", shard, timeout), _join("dp", replica, timeout)
+
+
+def divide(
+    rows: list[list[int]], size: int, *, far: bool
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Ranks that share the experts, and ranks that hold the same ones, of each row of data ranks.
+    """Each row of data ranks in groups of `size`, and those with the same place in their groups.
 
-    Near: an ep group is `ep` neighbours of its row. Far: its ranks are as far apart as can be, and
-    those with the same experts are neighbours.
+    The groups share something (experts, or ZeRO's shards) and the others hold the same part of it.
+    Near: a group is `size` neighbours. Far: its ranks are as far apart as can be, and those that
+    hold the same are neighbours.
     """
-    shared: list[list[int]] = []
-    copies: list[list[int]] = []
+    groups: list[list[int]] = []
+    same: list[list[int]] = []
     for row in rows:
-        wide = len(row) // ep if far else ep
+        wide = len(row) // size if far else size
         chunks = [row[at : at + wide] for at in range(0, len(row), wide)]
         strided = [row[at::wide] for at in range(wide)]
-        shared += strided if far else chunks
-        copies += chunks if far else strided
-    return shared, copies
+        groups += strided if far else chunks
+        same += chunks if far else strided
+    return groups, same
 
 
-def _alone(name: str, rank: int) -> Axis:
+def one_rank(name: str, rank: int) -> Axis:
+    """An axis of one rank."""
     return Axis(name, 1, 0, (rank,), None)
 
 
@@ -225,40 +272,3 @@ def _limit(group: dist.ProcessGroup, timeout: float) -> None:
     """Let the collectives of `group` fail after `timeout` seconds; public since torch 2.14."""
     limit = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     limit(timedelta(seconds=timeout), group)
-
-
-def pick_device(wanted: str) -> torch.device:
-    """The device of this rank; ConfigError when CUDA is asked for and absent, or too few GPUs."""
-    cuda = torch.cuda.is_available()
-    if wanted == "cpu" or (wanted == "auto" and not cuda):
-        return torch.device("cpu")
-    if not cuda:
-        raise ConfigError(["train.device=cuda, but torch sees no CUDA device (train.device=cpu)"])
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= torch.cuda.device_count():
-        raise ConfigError(
-            [
-                (
-                    f"local rank {local} has no GPU of its own: this node has "
-                    f"{torch.cuda.device_count()} (--nproc-per-node, or train.device=cpu)"
-                )
-            ]
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
-
-
-def join(world: int, device: torch.device, timeout: float) -> None:
-    """Enter the default process group that the launcher described; alone, there is none."""
-    if world > 1:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=timeout),
-            device_id=device if device.type == "cuda" else None,
-        )
-
-
-def leave() -> None:
-    """Leave the default process group after a run that ended well."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

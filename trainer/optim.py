@@ -35,7 +35,7 @@ def adamw(
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        foreach=True,
+        fused=True,
     )
 
 
@@ -69,8 +69,8 @@ def own_square(
 
 def clip(parameters: Mapping[str, nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scale every gradient by min(1, limit / norm); limit 0 leaves them as they are."""
-    if limit > 0:
-        factor = (limit / norm).clamp(max=1.0)
-        for p in parameters.values():
-            if p.grad is not None:
-                p.grad.mul_(factor.to(p.grad.dtype))
+    gradients = [p.grad for p in parameters.values() if p.grad is not None]
+    if limit > 0 and gradients:
+        factor = (limit / norm).clamp(max=1.0).to(gradients[0])
+        for one in gradients:
+            one.mul_(factor)

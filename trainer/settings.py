@@ -26,6 +26,7 @@ _ZERO_IS_FINE = {
     "data.end",
     "parallel.dp",
     "parallel.zero",
+    "parallel.prefetch",
     "model.experts",
     "model.capacity",
     "model.balance",
@@ -40,7 +41,7 @@ _ZERO_IS_FINE = {
     "faults.step",
     "faults.seconds",
 }
-_BELOW_ONE = {"optim.beta1", "optim.beta2"}
+_BELOW_ONE = {"optim.beta1", "optim.beta2", "scale.backoff"}
 _NONE = {"data.end": -1}
 """Values below 0 that mean: none."""
 

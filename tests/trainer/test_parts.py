@@ -13,7 +13,7 @@ from trainer import optim
 from trainer.config import OptimConfig
 from trainer.mesh import Axis, Mesh
 from trainer.parallel.ddp import GradientBuckets
-from trainer.parallel.zero import ShardedReplicas
+from trainer.parallel.zero import Group, ShardedReplicas, Sharing
 
 
 def layers() -> nn.Sequential:
@@ -39,8 +39,10 @@ class Wire:
 def test_each_bucket_leaves_once_a_step_and_during_the_last_backward() -> None:
     model, wire = layers(), Wire()
     axis = Axis("dp", 2, 0, (0, 1), group=mock.sentinel.group)
-    buckets = GradientBuckets(list(model.parameters()), axis, bucket_bytes=2 * 256, passes=3)
-    with mock.patch("trainer.parallel.ddp.dist.all_reduce", wire.all_reduce):
+    buckets = GradientBuckets(
+        list(model.parameters()), axis, bucket_bytes=2 * 256, passes=3, wire=torch.float32
+    )
+    with mock.patch("trainer.mesh.dist.all_reduce", wire.all_reduce):
         for _ in range(2):
             wire.sent.clear()
             buckets.start()
@@ -56,8 +58,10 @@ def test_each_bucket_leaves_once_a_step_and_during_the_last_backward() -> None:
 def test_a_parameter_without_gradient_does_not_hold_back_the_others() -> None:
     model, wire = layers(), Wire()
     axis = Axis("dp", 2, 0, (0, 1), group=mock.sentinel.group)
-    buckets = GradientBuckets(list(model.parameters()), axis, bucket_bytes=1, passes=1)
-    with mock.patch("trainer.parallel.ddp.dist.all_reduce", wire.all_reduce):
+    buckets = GradientBuckets(
+        list(model.parameters()), axis, bucket_bytes=1, passes=1, wire=torch.float32
+    )
+    with mock.patch("trainer.mesh.dist.all_reduce", wire.all_reduce):
         buckets.start()
         model[0](torch.ones(2, 8)).sum().backward()
         assert wire.sent == []
@@ -69,7 +73,11 @@ def test_a_parameter_without_gradient_does_not_hold_back_the_others() -> None:
 def test_accumulated_gradients_lie_in_the_buckets() -> None:
     model = layers()
     buckets = GradientBuckets(
-        list(model.parameters()), Axis("dp", 1, 0, (0,), None), bucket_bytes=10_000, passes=2
+        list(model.parameters()),
+        Axis("dp", 1, 0, (0,), None),
+        bucket_bytes=10_000,
+        passes=2,
+        wire=torch.float32,
     )
     for _ in range(2):
         buckets.start()
@@ -129,6 +137,10 @@ def test_each_element_is_counted_by_one_rank(dp: int, tp: int, want: float) -> N
         data=axes["dp"],
         ep=Axis("ep", 1, 0, (0,), None),
         expert_data=axes["dp"],
+        shard=axes["dp"],
+        replica=Axis("dp", 1, 0, (0,), None),
+        expert_shard=axes["dp"],
+        expert_replica=Axis("dp", 1, 0, (0,), None),
     )
     parameters = gradients(3.0, 4.0)
     square = optim.own_square(parameters, {"p1": frozenset({"tp"})}, mesh)
@@ -154,8 +166,11 @@ def test_zero_shares_what_its_stage_says(stage: int, index: int) -> None:
     model = layers()
     before = [p.detach().clone() for p in model.parameters()]
     axis = Axis("dp", 3, index, (0, 1, 2), group=None)
-    groups = [[(f"{i}.weight", layer.weight)] for i, layer in enumerate(model)]
-    shared = ShardedReplicas(groups, axis, stage=stage, passes=1)
+    replica = Axis("dp", 1, 0, (0,), group=None)
+    groups = [
+        Group([(f"{i}.weight", layer.weight)], axis, replica) for i, layer in enumerate(model)
+    ]
+    shared = ShardedReplicas(groups, Sharing(stage, torch.float32), passes=1)
     for (path, piece), whole in zip(shared.pieces.items(), before, strict=True):
         start = shared.starts[path]
         assert torch.equal(piece.detach(), whole.flatten()[start : start + piece.numel()])

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch.distributed as dist
     from torch import Tensor, nn
 
     from trainer.mesh import Axis
@@ -36,13 +36,14 @@ class _Bucket:
         )
         self.missing = 0
         """Gradients still to be added in this step, over all parameters and microbatches."""
+        self.sent = self.flat
+        """What is summed over dp: the bucket, or a copy in the dtype in which gradients travel."""
         self.work: dist.Work | None = None
 
     def reset(self, passes: int) -> None:
         """Zero the gradients and lay each `.grad` on its place in the bucket."""
         self.flat.zero_()
         self.missing = passes * len(self.parameters)
-        self.work = None
         at = 0
         for p in self.parameters:
             p.grad = self.flat[at : at + p.numel()].view_as(p)
@@ -53,10 +54,17 @@ class GradientBuckets:
     """All gradients of this rank, and their way over the dp axis."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], axis: Axis, *, bucket_bytes: int, passes: int
+        self,
+        parameters: list[nn.Parameter],
+        axis: Axis,
+        *,
+        bucket_bytes: int,
+        passes: int,
+        wire: torch.dtype,
     ) -> None:
         self.axis = axis
         self.passes = passes
+        self.wire = wire
         # Backward reaches the last parameters first, so their buckets fill and leave first.
         self.buckets = [_Bucket(group) for group in pack(parameters[::-1], bucket_bytes)]
         self.starts: Mapping[str, int] = {}
@@ -79,6 +87,9 @@ class GradientBuckets:
         for bucket in self.buckets:
             if bucket.work is not None:
                 bucket.work.wait()
+                if bucket.sent is not bucket.flat:
+                    bucket.flat.copy_(bucket.sent)
+                bucket.sent, bucket.work = bucket.flat, None
 
     def updated(self) -> None:
         """The parameters have new values: every replica has computed the same."""
@@ -93,8 +104,8 @@ class GradientBuckets:
 
     def _launch(self, until: int) -> None:
         for bucket in self.buckets[self._next : until]:
-            if self.axis.group is not None:
-                bucket.work = dist.all_reduce(bucket.flat, group=self.axis.group, async_op=True)
+            bucket.sent = bucket.flat.to(self.wire)  # itself where it has that dtype
+            bucket.work = self.axis.all_reduce(bucket.sent, wait=False)
         self._next = until
 
 

@@ -109,8 +109,8 @@ class Pipeline:
         self._coming: dict[tuple[Kind, Key], dist.Work] = {}
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
 
-    def run(self, microbatches: list[Microbatch], tokens: Tensor) -> Tensor:
-        """One step over `microbatches`; gradients are of the summed loss over `tokens`.
+    def run(self, microbatches: list[Microbatch], divisor: Tensor) -> Tensor:
+        """One step over `microbatches`; gradients are of the summed loss over `divisor`.
 
         Returns this rank's part of the summed loss: 0 except on the rank of the last stage.
         """
@@ -123,7 +123,7 @@ class Pipeline:
             elif action.kind is Kind.FORWARD:
                 self._await(Kind.RECV_INPUT, stage, number)
                 with annotate.phase("forward", microbatch=number, stage=stage):
-                    total += self._forward(stage, number, microbatches[number], tokens)
+                    total += self._forward(stage, number, microbatches[number], divisor)
             else:
                 self._await(Kind.RECV_GRADIENT, stage, number)
                 with annotate.phase("backward", microbatch=number, stage=stage):
@@ -133,7 +133,7 @@ class Pipeline:
                 self._settle(keep=0)
         return total
 
-    def _forward(self, stage: int, number: int, batch: Microbatch, tokens: Tensor) -> Tensor:
+    def _forward(self, stage: int, number: int, batch: Microbatch, divisor: Tensor) -> Tensor:
         """Returns the summed loss of the microbatch on the last stage, else 0."""
         self.fault.in_forward(number)
         x = batch.inputs if stage == 0 else self._inputs[stage, number]
@@ -150,7 +150,7 @@ class Pipeline:
                 self._outputs[stage, number] = x
                 return torch.zeros((), dtype=torch.float64, device=self.device)
             summed: Tensor = self.loss(x, batch.targets)
-        self._outputs[stage, number] = summed / tokens
+        self._outputs[stage, number] = summed / divisor
         return summed.detach().double()
 
     def _backward(self, stage: int, number: int) -> None:

@@ -106,16 +106,18 @@ class Doors:
 class PartialSums:
     """Gradients of what is used on sequence shards: each rank has the part of its positions."""
 
-    def __init__(self, pieces: list[nn.Parameter], axis: Axis) -> None:
+    def __init__(self, pieces: list[nn.Parameter], axis: Axis, device: torch.device) -> None:
         self.pieces = pieces
         self.axis = axis
+        self.device = device
+        """Where collectives run; the pieces may be in host memory."""
 
     def finish(self) -> None:
         """Sum them over tp, all in one; call once a step, after the sum over replicas."""
         gradients = [p.grad for p in self.pieces if p.grad is not None]
         if not gradients or self.axis.group is None:
             return
-        total = torch.cat([one.flatten() for one in gradients])
+        total = torch.cat([one.flatten() for one in gradients]).to(self.device)
         self.axis.all_reduce(total)
         at = 0
         for one in gradients:

@@ -19,6 +19,14 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "ring": ("parallel.cp=2", "parallel.cp_form=ring"),
     "all-gather": ("parallel.cp=2", "parallel.cp_form=all-gather"),
     "recomputed": ("memory.checkpoint=full",),
+    "hybrid1": ("parallel.dp=4", "parallel.zero=1", "parallel.replicate=2"),
+    "hybrid2": ("parallel.dp=4", "parallel.zero=2", "parallel.replicate=2"),
+    "hybrid3": ("parallel.dp=4", "parallel.zero=3", "parallel.replicate=2"),
+    "hybrid over cp": ("parallel.dp=2", "parallel.cp=2", "parallel.zero=3", "parallel.replicate=2"),
+    "update on host": ("memory.offload=optimizer",),
+    "shares on host": ("memory.offload=parameters", "parallel.zero=3"),
+    "fetched late": ("parallel.prefetch=0",),
+    "fetched early": ("parallel.prefetch=2",),
 }
 _KINDS = {
     "data": ("dp", "zero1", "zero2", "zero3"),
@@ -39,6 +47,33 @@ _THREES = (
 )
 
 
+_SHARING = (
+    ("hybrid1",),
+    ("hybrid2",),
+    ("hybrid3",),
+    ("hybrid over cp",),
+    ("hybrid1", "tp+sp"),
+    ("hybrid2", "interleaved"),
+    ("hybrid3", "pp"),
+    ("hybrid3", "tp"),
+    ("hybrid over cp", "tp+sp"),
+    ("update on host",),
+    ("dp", "update on host"),
+    ("zero1", "update on host", "tp+sp"),
+    ("zero2", "update on host", "pp"),
+    ("zero3", "update on host", "ring"),
+    ("hybrid2", "update on host"),
+    ("shares on host",),
+    ("dp", "shares on host", "tp+sp"),
+    ("dp", "shares on host", "interleaved", "recomputed"),
+    ("hybrid3", "shares on host", "pp"),
+    ("zero3", "fetched late"),
+    ("zero3", "fetched early"),
+    ("zero3", "fetched early", "interleaved", "recomputed"),
+)
+"""Forms of sharing, and what lives on the host."""
+
+
 def matrix() -> list[tuple[str, ...]]:
     """The settings of each layout, single ones first."""
     names: list[tuple[str, ...]] = [
@@ -54,4 +89,7 @@ def matrix() -> list[tuple[str, ...]]:
     ]  # fmt: skip
     names += [(f"{axis}4",) for axis in ("dp", "tp", "pp", "cp")]
     parts = _PARTS | {f"{axis}4": (f"parallel.{axis}=4",) for axis in ("dp", "tp", "pp", "cp")}
-    return [tuple(setting for one in each for setting in parts[one]) for each in (*names, *_THREES)]
+    return [
+        tuple(setting for one in each for setting in parts[one])
+        for each in (*names, *_THREES, *_SHARING)
+    ]

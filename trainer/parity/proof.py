@@ -51,10 +51,12 @@ _ALONE = (
     "parallel.cp=1",
     "parallel.ep=1",
     "parallel.zero=0",
+    "parallel.replicate=1",
     "parallel.sp=false",
     "parallel.schedule=1f1b",
     "parallel.virtual=1",
     "memory.checkpoint=none",
+    "memory.offload=none",
 )
 
 
@@ -139,9 +141,13 @@ def _describe(config: Config, ranks: int) -> dict[str, Any]:
     told |= {"experts": config.model.experts} if config.model.experts else {}
     told |= {"capacity": config.model.capacity} if config.model.capacity else {}
     told |= {"zero": asked.zero} if asked.zero else {}
+    told |= {"replicate": asked.replicate} if asked.replicate > 1 else {}
+    told |= {"prefetch": asked.prefetch} if asked.zero == 3 else {}
     told |= {"sp": True} if asked.sp else {}
     told |= {"cp_form": asked.cp_form} if layout.cp > 1 else {}
     told |= {"schedule": asked.schedule} if layout.pp > 1 else {}
     told |= {"virtual": asked.virtual} if asked.virtual > 1 else {}
     kind = config.memory.checkpoint
-    return told | ({"checkpoint": kind} if kind != "none" else {})
+    told |= {"checkpoint": kind} if kind != "none" else {}
+    offload = config.memory.offload
+    return told | ({"offload": offload} if offload != "none" else {})
