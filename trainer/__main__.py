@@ -49,7 +49,9 @@ def _train(config: Config, rank: int, world: int) -> None:
 
     from trainer import banner, ranks
     from trainer.loop import Trainer
+    from trainer.metrics import Metrics
 
+    metrics = Metrics(config.log.metrics) if config.log.metrics and rank == 0 else None
     device = ranks.pick_device(config.train.device)
     ranks.join(world, device, config.parallel.timeout)
     trainer = Trainer(config, world, device)
@@ -59,13 +61,21 @@ def _train(config: Config, rank: int, world: int) -> None:
     trainer.mesh.sum_over_world(parameters)
     _say(banner.banner(trainer, parameters.tolist()), rank)
     began = time.perf_counter()
-    results: list[StepResult] = []
+    since: list[StepResult] = []
+    first: StepResult | None = None
     for number in range(config.train.steps):
-        result = trainer.step(number)
-        results = [*results[:1], result]
-        if number % config.log.every == 0 or number == config.train.steps - 1:
-            _say(banner.progress(result, config.train.steps), rank)
-    _say(banner.ending(results[0], results[-1], time.perf_counter() - began), rank)
+        since.append(trainer.step(number))
+        first = first or since[-1]
+        if metrics:
+            metrics.write(since[-1])
+        last = number == config.train.steps - 1
+        if number % config.log.every == 0 or last or since[-1].evaluation is not None:
+            _say(banner.progress(since, config.train.steps), rank)
+            if last:
+                _say(banner.ending(first, since[-1], time.perf_counter() - began), rank)
+            since = []
+    if metrics:
+        metrics.close()
     ranks.leave()
 
 

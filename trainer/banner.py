@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer import rate
 from trainer.layout import microbatches, stage_layers
 from trainer.parallel import schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer.config import TrainConfig
+    from trainer.config import Config, DataConfig, TrainConfig
     from trainer.loop import StepResult, Trainer
 
 _GRADIENTS = (
@@ -37,6 +38,7 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
     count = microbatches(config, layout)
     corpus = trainer.loader.corpus
     source = config.data.path or "the standard library's sources"
+    unit = "bytes" if config.data.dtype == "uint8" else f"{config.data.dtype} tokens"
     backend = "none" if mesh.world == 1 else {"cuda": "nccl"}.get(trainer.device.type, "gloo")
     held = _span([f"{one:,}" for one in (min(parameters), max(parameters))])
     rows = [
@@ -47,12 +49,14 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
         (
             "batch",
             (
-                f"{train.global_batch} samples of {train.sequence} bytes = "
+                f"{train.global_batch} samples of {train.sequence} tokens = "
                 f"{train.global_batch * train.sequence:,} tokens a step, "
                 f"{count} microbatch(es) of {train.microbatch} a rank"
             ),
         ),
-        ("data", f"{source}: {corpus.size:,} bytes in {len(corpus.shards):,} files"),
+        ("data", f"{source}: {corpus.size:,} {unit} in {len(corpus.shards):,} files"),
+        ("documents", _documents(config.data)),
+        ("evaluation", _evaluation(trainer)),
         ("device", f"{trainer.device.type}, {train.dtype}, backend {backend}"),
         *_switches(trainer),
     ]
@@ -60,22 +64,44 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
     return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
 
 
-def progress(result: StepResult, steps: int) -> str:
-    """One step in one line."""
-    rate = result.tokens / result.seconds
+def progress(since: Sequence[StepResult], steps: int) -> str:
+    """The last of `since` in one line; rates are means over all of them."""
+    result = since[-1]
+    seconds = sum(one.seconds for one in since)
     memory = _span([human(one) for one in (min(result.memory), max(result.memory))])
-    load = ""
-    if result.load:
-        peak = max(one.peak for one in result.load)
-        dropped = sum(one.dropped for one in result.load) / len(result.load)
-        load = f"  expert load {peak:.1f}x" + (f", {dropped:.1%} dropped" if dropped else "")
-    return (
-        f"step {result.step:>{len(str(steps - 1))}}/{steps - 1}  loss {result.loss:.4f}  "
-        f"grad norm {result.grad_norm:.3f}  lr {result.lr:.2e}  {rate:,.0f} tokens/s  "
-        f"{result.seconds * 1e3:.0f} ms/step  memory a rank {memory}{load}"
-        + (f"  loss scale {result.loss_scale:g}" if result.loss_scale is not None else "")
-        + (f", {result.skipped} step(s) skipped" if result.skipped else "")
-    )
+    share = utilisation(since)
+    told = [
+        f"step {result.step:>{len(str(steps - 1))}}/{steps - 1}",
+        f"loss {result.loss:.4f}",
+        *([] if result.evaluation is None else [f"evaluation {result.evaluation:.4f}"]),
+        f"grad norm {result.grad_norm:.3f}",
+        f"lr {result.lr:.2e}",
+        f"{sum(one.tokens for one in since) / seconds:,.0f} tokens/s",
+        *([] if share is None else [f"mfu {share:.1%}"]),
+        f"{seconds / len(since) * 1e3:.0f} ms/step",
+        f"memory a rank {memory}",
+        *([_load(result)] if result.load else []),
+        *([] if result.loss_scale is None else [_scale(result)]),
+    ]
+    return "  ".join(told)
+
+
+def utilisation(since: Sequence[StepResult]) -> float | None:
+    """Model FLOPs of these steps over what the GPUs could have done; None where not known."""
+    done = [one.flops for one in since if one.flops is not None]
+    could = [one.peak * one.seconds for one in since if one.peak is not None]
+    return sum(done) / sum(could) if len(done) == len(could) == len(since) else None
+
+
+def _load(result: StepResult) -> str:
+    peak = max(one.peak for one in result.load)
+    dropped = sum(one.dropped for one in result.load) / len(result.load)
+    return f"expert load {peak:.1f}x" + (f", {dropped:.1%} dropped" if dropped else "")
+
+
+def _scale(result: StepResult) -> str:
+    skipped = f", {result.skipped} step(s) skipped" if result.skipped else ""
+    return f"loss scale {result.loss_scale:g}{skipped}"
 
 
 def ending(first: StepResult, last: StepResult, seconds: float) -> str:
@@ -92,6 +118,40 @@ def human(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size} B"
+
+
+def _documents(data: DataConfig) -> str:
+    ends = "its file" if data.end < 0 else f"its file or token {data.end}"
+    sees = "sees its own only" if data.documents else "is not masked: data.documents=false"
+    return f"a document ends with {ends}; attention {sees}"
+
+
+def _evaluation(trainer: Trainer) -> str:
+    settings, loader = trainer.config.eval, trainer.loader
+    if not settings.every:
+        return f"off: eval.every=0; {loader.trained:,} samples an epoch"
+    return (
+        f"{settings.batches * loader.global_batch:,} of {loader.held:,} held-out samples every "
+        f"{settings.every} steps; {loader.trained:,} samples an epoch"
+    )
+
+
+def _rate(config: Config) -> str:
+    optim = config.optim
+    base = f" = {optim.lr:g} x {config.train.global_batch} / {optim.base_batch}"
+    to = f" to {optim.lr_final:g} of it" if optim.schedule in {"linear", "cosine", "wsd"} else ""
+    return (
+        f"{optim.warmup} steps up to {rate.peak(config):g}{base if optim.base_batch else ''}, then "
+        f"{optim.schedule}{to}"
+    )
+
+
+def _utilisation(trainer: Trainer) -> str:
+    if trainer.config.model.file:
+        return "not told: the FLOPs of a model.file are not known"
+    if trainer.peak is None:
+        return f"not told: the peak of this {trainer.device.type} in this dtype is not known"
+    return f"of {trainer.peak / trainer.mesh.world / 1e12:g} dense TFLOP/s a rank, model FLOPs only"
 
 
 def _groups(trainer: Trainer, name: str) -> str:
@@ -169,6 +229,7 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
         ),
         ("sharing", _sharing(trainer)),
         ("host memory", _HOST[config.memory.offload]),
+        ("learning rate", _rate(config)),
         ("clipping", f"global norm {clip:g}" if clip else "off: optim.clip=0"),
         (
             "precision",
@@ -184,6 +245,7 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             if trainer.scale.on
             else f"none: {config.train.dtype} has the range",
         ),
+        ("mfu", _utilisation(trainer)),
         (
             "fault",
             "none"

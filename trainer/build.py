@@ -158,6 +158,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             tensor.loss(mesh["tp"], split="head" in split_by.values()),
             mesh["pp"],
             schedules[mesh["pp"].index],
+            schedule.forwards(schedules)[mesh["pp"].index],
             width=whole.width,
             autocast=_PRODUCTS.get(config.train.dtype),
             fault=fault,

@@ -192,12 +192,22 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), warm-up and cosine."""
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) and its learning rate."""
 
     lr: float = 3e-3
     """Peak learning rate."""
+    base_batch: int = 0
+    """Global batch for which lr was found: the peak becomes lr x train.global_batch / base_batch;
+    0: lr as it is."""
+    schedule: str = field(
+        default="cosine",
+        metadata={"choices": ("constant", "linear", "cosine", "wsd", "inverse-sqrt")},
+    )
+    """What follows warm-up; wsd keeps the peak and decays at the end."""
     lr_final: float = 0.1
-    """Learning rate at the end of the cosine, as a share of the peak."""
+    """Learning rate at the last step of linear, cosine and wsd, as a share of the peak."""
+    decay: float = 0.2
+    """Share of the steps in which wsd decays."""
     warmup: int = 5
     """Steps of linear warm-up."""
     beta1: float = 0.9
@@ -213,11 +223,25 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    """The loss on samples that training never sees."""
+
+    every: int = 0
+    """Steps between evaluations; the last step always has one. 0: none."""
+    batches: int = 4
+    """Batches of train.global_batch samples in an evaluation, always the same ones."""
+    held: float = 0.01
+    """Share of all samples that is held out, by their number alone; none where every is 0."""
+
+
+@dataclass(frozen=True)
 class LogConfig:
-    """What is printed."""
+    """What is printed and written."""
 
     every: int = 5
     """Steps between progress lines; the first and the last step always have one."""
+    metrics: str = ""
+    """File for one JSON object a step, written by rank 0; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -258,5 +282,6 @@ class Config:
     memory: MemoryConfig = MemoryConfig()
     mesh: MeshConfig = MeshConfig()
     optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
     faults: FaultConfig = FaultConfig()

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from collectors import annotate
+from trainer import evaluation, flops, optim, rate
 from trainer import mesh as mesh_file
-from trainer import optim
 from trainer.build import build
 from trainer.corpus import open_corpus
 from trainer.data import Loader, Microbatch
+from trainer.documents import visible_pairs
 from trainer.layout import resolve
 from trainer.model import IGNORE
 from trainer.parallel.context import positions
@@ -27,6 +29,8 @@ from trainer.parallel.expert import ExpertLoad, load_of, take_load
 from trainer.scale import LossScale
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainer.config import Config
 
 
@@ -44,7 +48,11 @@ class StepResult:
     tokens: int
     """Valid tokens of the global batch."""
     seconds: float
-    """Of this rank's clock."""
+    """Of this rank's clock, without evaluation."""
+    flops: float | None
+    """Model FLOPs of all ranks, as trainer/flops.py counts them; None where it cannot."""
+    peak: float | None
+    """FLOP/s that all ranks' GPUs could do; None where their peak is not known."""
     memory: tuple[int, ...]
     """Bytes that each rank holds: resident on CPU, the allocator's peak on CUDA."""
     loss_scale: float | None
@@ -53,6 +61,8 @@ class StepResult:
     """Steps until now whose update was skipped, this one included."""
     load: tuple[ExpertLoad, ...] = ()
     """Of each layer, where the model has experts."""
+    evaluation: float | None = None
+    """Nats a token of held-out samples, after the update; None where no evaluation was due."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,9 @@ class Trainer:
             config.parallel.timeout,
             config.parallel.replicate,
         )
+        cp = self.mesh["cp"]
+        self._own = positions(config.train.sequence, cp.index, cp.size)
+        self._positions = config.train.global_batch * config.train.sequence
         corpus = open_corpus(config.data, config.train.sequence + 1)
         self.loader = Loader(
             corpus,
@@ -94,8 +107,13 @@ class Trainer:
             end=config.data.end,
             documents=config.data.documents,
             vocabulary=config.model.vocabulary,
+            held=config.eval.held if config.eval.every else 0.0,
         )
+        evaluation.require_samples(config, self.loader)
         self.built = build(config, self.layout, self.mesh, device)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        peak = flops.peak(name, config.train.dtype)
+        self.peak = peak and peak * world
         self.optimizer = optim.adamw(self.built.pieces, config.optim, self.built.shapes)
         self.scale = LossScale(config.scale, on=config.train.dtype == "float16")
 
@@ -104,7 +122,7 @@ class Trainer:
         with annotate.step(number):
             began = time.perf_counter()
             batches = self._load(number)
-            tokens = self._count(batches)
+            tokens, pairs = self._count(batches)
             self.built.buckets.start()
             scale = self.scale.value
             own_loss = self.built.pipeline.run(batches, tokens / scale)
@@ -113,9 +131,7 @@ class Trainer:
                 self.built.partial.finish()
             self.scale.unscale(self.built.pieces.values())
             sums = self._over_world(own_loss, tokens)
-            lr = optim.learning_rate(
-                number - self.scale.skipped, self.config.train.steps, self.config.optim
-            )
+            lr = rate.learning_rate(number - self.scale.skipped, self.config)
             finite = not (self.scale.on and sums.overflow.item())
             if finite:
                 self._update(sums.norm, lr)
@@ -127,34 +143,54 @@ class Trainer:
                 lr=lr,
                 tokens=int(tokens.item()),
                 seconds=time.perf_counter() - began,
+                flops=flops.of_step(self.config.model, self._positions, int(pairs.item())),
+                peak=self.peak,
                 memory=tuple(int(one) for one in sums.memory.tolist()),
                 load=load_of(self.built.routers, sums.load.tolist()),
                 loss_scale=scale if self.scale.on else None,
                 skipped=self.scale.skipped,
             )
             _tell(result)
+            if evaluation.is_due(number, self.config):
+                held_loss = evaluation.evaluate(self)
+                result = replace(result, evaluation=held_loss)
+                annotate.numbers(evaluation_loss=held_loss)
         return result
 
+    def held(self, number: int) -> list[Microbatch]:
+        """This rank's part of a global batch of held-out samples."""
+        return self._read(partial(self.loader.load_held, number))
+
     def _load(self, number: int) -> list[Microbatch]:
-        dp, cp = self.mesh["dp"], self.mesh["cp"]
-        with annotate.phase("data"):
+        def load(dp_index: int, dp_size: int) -> list[Microbatch]:
             self.built.fault.begin(number, self.loader)
-            batches = self.loader.load(number, dp.index, dp.size)
-            if cp.size > 1:
-                own = positions(self.config.train.sequence, cp.index, cp.size)
-                batches = [batch.at(own) for batch in batches]
+            return self.loader.load(number, dp_index, dp_size)
+
+        return self._read(load)
+
+    def _read(self, load: Callable[[int, int], list[Microbatch]]) -> list[Microbatch]:
+        """What `load` gives this rank's dp index, at this rank's positions, on its device."""
+        dp = self.mesh["dp"]
+        with annotate.phase("data"):
+            batches = load(dp.index, dp.size)
+            if self.mesh["cp"].size > 1:
+                batches = [batch.at(self._own) for batch in batches]
         if self.device.type == "cpu":
             return batches
         with annotate.phase("h2d"):
             return [batch.to(self.device) for batch in batches]
 
     def _count(self, batches: list[Microbatch]) -> torch.Tensor:
-        """Valid tokens of the global batch, which every rank divides its loss by."""
+        """Of the global batch: valid tokens, which every rank divides its loss by, and pairs of a
+        position and one that it sees."""
         valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
-        tokens = valid.double()
+        pairs = sum(
+            visible_pairs(self._own, batch.documents, len(batch.inputs)) for batch in batches
+        )
+        counts = torch.stack((valid.double(), valid.new_full((), pairs).double()))
         with annotate.phase("communication"):
-            self.mesh.data.all_reduce(tokens)
-        return tokens
+            self.mesh.data.all_reduce(counts)
+        return counts
 
     def _over_world(self, own_loss: torch.Tensor, tokens: torch.Tensor) -> _Sums:
         """What all ranks must know, in one sum over the world.

@@ -1,4 +1,4 @@
-"""AdamW, its learning rate, and clipping by the true global norm.
+"""AdamW, and clipping by the true global norm.
 
 In: this rank's parameters and gradients, and which axes each is sharded over.
 Out: one step. The norm is that of the whole gradient, as one process would see it: every element
@@ -7,7 +7,6 @@ of every parameter is counted by exactly one rank, whatever is split or replicat
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,16 +36,6 @@ def adamw(
         eps=config.eps,
         fused=True,
     )
-
-
-def learning_rate(step: int, steps: int, config: OptimConfig) -> float:
-    """Linear warm-up to the peak, then a cosine to lr_final x peak at the last step."""
-    if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
-    rest = max(1, steps - 1 - config.warmup)
-    progress = min(1.0, (step - config.warmup) / rest)
-    share = config.lr_final + (1 - config.lr_final) * 0.5 * (1 + math.cos(math.pi * progress))
-    return config.lr * share
 
 
 def own_square(

@@ -30,6 +30,8 @@ _ZERO_IS_FINE = {
     "model.experts",
     "model.capacity",
     "model.balance",
+    "eval.every",
+    "optim.base_batch",
     "optim.warmup",
     "optim.clip",
     "optim.weight_decay",
@@ -41,7 +43,7 @@ _ZERO_IS_FINE = {
     "faults.step",
     "faults.seconds",
 }
-_BELOW_ONE = {"optim.beta1", "optim.beta2", "scale.backoff"}
+_BELOW_ONE = {"optim.beta1", "optim.beta2", "optim.decay", "scale.backoff", "eval.held"}
 _NONE = {"data.end": -1}
 """Values below 0 that mean: none."""
 

@@ -44,7 +44,7 @@ def _loss_by_local_tokens(divisor: int) -> Callable[[Trainer], AbstractContextMa
     def plant(trainer: Trainer) -> AbstractContextManager[object]:
         def count(batches: list[Microbatch]) -> torch.Tensor:
             valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
-            return valid.double() * divisor
+            return torch.stack((valid.double() * divisor, valid.double()))
 
         return mock.patch.object(trainer, "_count", count)
 

@@ -93,17 +93,6 @@ def test_accumulated_gradients_lie_in_the_buckets() -> None:
         assert torch.allclose(p.grad, q.grad)
 
 
-def test_learning_rate_warms_up_and_ends_at_its_share() -> None:
-    config = OptimConfig(lr=2.0, lr_final=0.25, warmup=4)
-    rates = [optim.learning_rate(step, 20, config) for step in range(20)]
-    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
-    assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert rates[-1] == pytest.approx(0.5)
-    middle = optim.learning_rate(4 + 15 // 2 + 1, 21, OptimConfig(lr=2.0, lr_final=0.0, warmup=4))
-    assert middle == pytest.approx(1.0)
-    assert optim.learning_rate(0, 1, config) == 0.5
-
-
 def gradients(*values: float) -> dict[str, nn.Parameter]:
     parameters = {}
     for i, value in enumerate(values):

@@ -106,7 +106,7 @@ def test_the_banner_says_what_is_on_and_off() -> None:
     assert "cpu, float32, backend none" in text
     assert "off: optim.clip=0" in text
     result: StepResult = run.step(0)
-    line = banner.progress(result, 1)
+    line = banner.progress([result], 1)
     assert f"loss {result.loss:.4f}" in line
     assert "step 0/0" in line
     assert banner.ending(result, result, 1.25).startswith("finished 1 steps in 1.2 s, loss 5.")

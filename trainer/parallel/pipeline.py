@@ -84,6 +84,7 @@ class Pipeline:
         loss: NextTokenLoss,
         axis: Axis,
         actions: list[Action],
+        forwards: list[Action],
         *,
         width: int,
         shards: int,
@@ -94,6 +95,8 @@ class Pipeline:
         self.loss = loss
         self.axis = axis
         self.actions = actions
+        self.forwards = forwards
+        """What `evaluate` does instead."""
         self.autocast = autocast
         self.fault = fault
         self.last = max(stages) if axis.index == axis.size - 1 else -1
@@ -131,6 +134,33 @@ class Pipeline:
         if self._leaving:
             with annotate.phase("communication", stage=self.axis.index):
                 self._settle(keep=0)
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: list[Microbatch]) -> Tensor:
+        """This rank's part of the summed loss, as `run`, and nothing else."""
+        modules = [part.module for parts in self.stages.values() for part in parts]
+        for module in modules:
+            module.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        one = total + 1
+        for action in self.forwards:
+            number, stage = action.microbatch, action.stage
+            if action.moves:
+                with annotate.phase("communication", microbatch=number, stage=stage):
+                    self._move(action, microbatches)
+            else:
+                self._await(Kind.RECV_INPUT, stage, number)
+                with annotate.phase("evaluation", microbatch=number, stage=stage):
+                    total += self._forward(stage, number, microbatches[number], one)
+            if action.kind is Kind.SEND_OUTPUT or stage == self.last:
+                self._outputs.pop((stage, number), None)
+            if not action.moves:
+                self._inputs.pop((stage, number), None)
+        with annotate.phase("communication", stage=self.axis.index):
+            self._settle(keep=0)
+        for module in modules:
+            module.train()
         return total
 
     def _forward(self, stage: int, number: int, batch: Microbatch, divisor: Tensor) -> Tensor:

@@ -71,6 +71,12 @@ def make(name: str, ranks: int, microbatches: int, virtual: int = 1) -> list[lis
     )
 
 
+def forwards(schedules: list[list[Action]]) -> list[list[Action]]:
+    """For each rank the same schedule without its backwards, as evaluation runs it."""
+    work = [[one for one in own if one[0] is Kind.FORWARD] for own in _work_of(schedules)]
+    return with_moves(work, len(schedules))
+
+
 def one_forward_one_backward(stages: int, microbatches: int) -> list[list[Action]]:
     """1F1B with one stage a rank; see `_alternating`."""
     return make("1f1b", stages, microbatches)
