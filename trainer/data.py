@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from trainer import documents as documents_file
+from trainer.config import ConfigError
 from trainer.corpus import read_tokens
 from trainer.model import IGNORE
 
@@ -162,6 +163,26 @@ class Loader:
     def _place(self, position: int) -> int:
         """The window at `position` of the fixed order, whose end is held out whatever the seed."""
         return shuffled(position, self.windows, 0, -1) if self.held else position
+
+
+def require(loader: Loader, evaluated: int) -> None:
+    """ConfigError unless some samples are trained on, `evaluated` are held out, and tokens fit.
+
+    Only the first window's tokens are looked at: a wrong data.dtype or vocabulary mostly shows.
+    """
+    found = []
+    if loader.held < evaluated or not loader.trained:
+        found.append(
+            f"eval.held holds out {loader.held:,} of {loader.windows:,} samples and leaves "
+            f"{loader.trained:,}; eval.batches x train.global_batch = {evaluated:,} are needed, "
+            f"and some to train on (eval.held, eval.batches, or more data: data.path)"
+        )
+    try:
+        loader.read_window(0)
+    except ValueError as error:
+        found.append(str(error))
+    if found:
+        raise ConfigError(found)
 
 
 def as_named(shard: Path) -> Path:

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from collectors import annotate
-from trainer.config import ConfigError
 from trainer.model import IGNORE
 
 if TYPE_CHECKING:
     from trainer.config import Config
-    from trainer.data import Loader
     from trainer.loop import Trainer
 
 
@@ -42,21 +40,3 @@ def evaluate(trainer: Trainer) -> float:
     with annotate.phase("communication"):
         mesh.sum_over_world(sums)
     return (sums[0] / sums[1]).item()
-
-
-def require_samples(config: Config, loader: Loader) -> None:
-    """ConfigError unless training and evaluation both have the samples that they need."""
-    settings, train = config.eval, config.train
-    needed = settings.batches * train.global_batch if settings.every else 0
-    if loader.held >= needed and loader.trained > 0:
-        return
-    raise ConfigError(
-        [
-            (
-                f"eval.held={settings.held:g} holds out {loader.held:,} of {loader.windows:,} "
-                f"samples and leaves {loader.trained:,}; eval.batches x train.global_batch = "
-                f"{needed:,} are needed, and some to train on (eval.held, eval.batches, or more "
-                f"data: data.path)"
-            )
-        ]
-    )

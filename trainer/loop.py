@@ -20,7 +20,7 @@ from trainer import evaluation, flops, optim, rate
 from trainer import mesh as mesh_file
 from trainer.build import build
 from trainer.corpus import open_corpus
-from trainer.data import Loader, Microbatch
+from trainer.data import Loader, Microbatch, require
 from trainer.documents import visible_pairs
 from trainer.layout import resolve
 from trainer.model import IGNORE
@@ -109,7 +109,8 @@ class Trainer:
             vocabulary=config.model.vocabulary,
             held=config.eval.held if config.eval.every else 0.0,
         )
-        evaluation.require_samples(config, self.loader)
+        evaluated = config.eval.batches * config.train.global_batch if config.eval.every else 0
+        require(self.loader, evaluated)
         self.built = build(config, self.layout, self.mesh, device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         peak = flops.peak(name, config.train.dtype)

@@ -8,6 +8,15 @@ the same work (the "zigzag" of Llama 3, arXiv:2407.21783, and of ring-flash-atte
     ring         keys and values go round, one rank further each turn, while the turn before is
                  computed; online softmax (arXiv:1805.02867) merges turns; in backward their
                  gradients travel along and come home (Liu et al. 2023, arXiv:2310.01889)
+
+What each rank sends, a layer and microbatch, with b the bytes of its keys and values (2 x samples x
+their heads x sequence / n x head elements), and w as many elements in float32, or float64 in that:
+
+    all-gather   (n - 1) b forward, (n - 1) b backward
+    ring         (n - 1) b forward, (n - 1) b + n w backward
+
+Documents save products, not bytes: what a rank does not need another behind it may. Work is even
+under a causal mask; how even documents leave it depends on where they end.
 """
 
 from __future__ import annotations
