@@ -4,7 +4,8 @@ In: the model's sizes, and what a step looked at; a GPU's name and the dtype of 
 Numerator: 6 x elements of matrices x positions + 12 x layers x width x visible pairs. A matrix of n
 elements costs 2 n a position forward; scores and their product with values cost 2 x 2 x width a
 layer and pair of a position and one that it sees, which is what causality and documents leave of
-the square; backward costs twice forward. Nothing for lookups, norms, softmax, padding or what is
+the square; backward costs twice forward. Of experts the router and top_k a position count, dropped
+or not. Nothing for lookups, norms, softmax, padding or what is
 computed again (Chowdhery et al. 2022, arXiv:2204.02311, app. B, which counts whole squares).
 Denominator: seconds x ranks x dense peak of the GPU for the dtype; unknown for other GPUs and CPUs.
 """
@@ -39,8 +40,11 @@ def of_step(model: ModelConfig, positions: int, pairs: int) -> float | None:
     if model.file:
         return None
     keys = model.width // model.heads * model.kv_heads
-    layer = 2 * model.width * (model.width + keys) + 3 * model.width * model.mlp
-    matrices = model.layers * layer + model.width * model.vocabulary
+    attention = 2 * model.width * (model.width + keys)
+    mlp = 3 * model.width * model.mlp
+    if model.experts:
+        mlp = mlp * model.top_k + model.width * model.experts
+    matrices = model.layers * (attention + mlp) + model.width * model.vocabulary
     return 6.0 * matrices * positions + 12.0 * model.layers * model.width * pairs
 
 

@@ -87,8 +87,8 @@ class Router(nn.Module):
         self.adjust: Callable[[Tensor], Tensor] = as_scored
         """What is done to the scores: the seam for noise, a bias, or a fault."""
         self.load: Tensor | None = None
-        """(experts + 1,) choices of each expert, then dropped ones, since whoever reads it last
-        took it away. What backward computes again counts again: read it as shares."""
+        """(experts + 1,) choices of each expert, then dropped ones, in training, since whoever
+        reads it last took it away. What backward computes again counts again: read it as shares."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, sequence, width) to the choice and its weights, both (batch, sequence, top_k).
@@ -111,7 +111,8 @@ class Router(nn.Module):
                 places = queue_places(whole.flatten(1), self.number).view_as(whole)
                 full = self.keep_own(places) >= self.slots(length)
                 kept = choice.masked_fill(full, self.number)
-        self._note(choice, kept)
+        if self.training:
+            self._note(choice, kept)
         return kept, probabilities.gather(-1, choice)
 
     def score(self, x: Tensor) -> Tensor:

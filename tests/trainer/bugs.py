@@ -14,13 +14,15 @@ from trainer import optim
 from trainer.model import IGNORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
     from trainer.data import Microbatch
+    from trainer.documents import Documents, Tile
     from trainer.loop import Trainer
+    from trainer.mesh import Axis
 
 
 def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
@@ -34,6 +36,7 @@ def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
         "no sum at the entry": _no_entry_sum,
         "no sum of norm weights": _no_norm_sum,
         "ring gradient stays": _ring_gradient_stays,
+        "documents end at the rank": _documents_end_at_the_rank,
     }[name]
     return plant(trainer)
 
@@ -89,6 +92,18 @@ def _ring_gradient_stays(trainer: Trainer) -> AbstractContextManager[object]:
         return own
 
     return mock.patch.object(context, "bring_home", stay)
+
+
+def _documents_end_at_the_rank(trainer: Trainer) -> AbstractContextManager[object]:
+    """Keys that come from other ranks are masked by causality alone."""
+    from trainer.parallel import context
+
+    real = context._tiles
+
+    def tiles(turn: int, query: Tensor, documents: Documents | None, axis: Axis) -> Iterator[Tile]:
+        return real(turn, query, documents if turn == 0 else None, axis)
+
+    return mock.patch.object(context, "_tiles", tiles)
 
 
 def _no_norm_sum(trainer: Trainer) -> AbstractContextManager[object]:

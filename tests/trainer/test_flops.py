@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,14 +16,17 @@ from trainer.model import NextTokenLoss, Transformer
 TINY = ModelConfig(vocabulary=64, layers=3, width=32, heads=4, kv_heads=2, mlp=48)
 
 
-def test_the_numerator_is_what_torch_counts_in_forward_and_backward() -> None:
+@pytest.mark.parametrize(
+    "model", [TINY, replace(TINY, experts=4, top_k=2)], ids=["dense", "experts"]
+)
+def test_the_numerator_is_what_torch_counts_in_forward_and_backward(model: ModelConfig) -> None:
     """torch counts the whole square of attention; the formula is then told whole squares."""
     samples, length = 2, 16
-    model = Transformer(TINY)
+    network = Transformer(model)
     tokens = torch.randint(0, 64, (samples, length))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        NextTokenLoss()(model(tokens), tokens).backward()
-    ours = flops.of_step(TINY, samples * length, samples * length**2)
+        NextTokenLoss()(network(tokens), tokens).backward()
+    ours = flops.of_step(model, samples * length, samples * length**2)
     assert ours == counter.get_total_flops()
 
 

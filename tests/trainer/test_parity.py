@@ -33,6 +33,9 @@ SMALL = (
     "optim.warmup=1",
     "optim.clip=0.5",
     "parallel.bucket=20000",
+    "eval.every=2",
+    "eval.batches=1",
+    "eval.held=0.1",
 )
 INTERLEAVED = ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual=2")
 CONTEXT = {
@@ -145,6 +148,43 @@ def test_other_models_equal_one_process(
     base = (*SMALL, f"data.path={text}", *settings)
     verdict = compare(pool.run(Case((*base, *layout))), whole(Case(base)), RELATIVE)
     assert verdict.first is None, str(verdict.first)
+
+
+DOCUMENTS = {
+    "cp4 ring": ("parallel.cp=4",),
+    "cp2 tp2 sp all-gather": (
+        "parallel.cp=2",
+        "parallel.tp=2",
+        "parallel.sp=true",
+        "parallel.cp_form=all-gather",
+    ),
+    "pp2 cp2 ring, checkpointed": ("parallel.pp=2", "parallel.cp=2", "memory.checkpoint=full"),
+    "zero3 tp2": ("parallel.zero=3", "parallel.tp=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def masked(text: Path) -> Part:
+    return whole(Case((*SMALL, f"data.path={text}", "data.documents=true")))
+
+
+@pytest.mark.parametrize("layout", DOCUMENTS)
+def test_documents_equal_one_process(
+    layout: str, pool: Pool, text: Path, masked: Part, reference: Part
+) -> None:
+    settings = (*SMALL, f"data.path={text}", "data.documents=true", *DOCUMENTS[layout])
+    verdict = compare(pool.run(Case(settings)), masked, RELATIVE)
+    assert verdict.first is None, str(verdict.first)
+    assert apart(masked.losses, reference.losses) > 1e-4, "the mask hides nothing in this text"
+
+
+def test_a_mask_that_ends_at_the_ranks_own_keys_is_seen(
+    pool: Pool, text: Path, masked: Part
+) -> None:
+    settings = (*SMALL, f"data.path={text}", "data.documents=true", "parallel.cp=4")
+    verdict = compare(pool.run(Case(settings, "documents end at the rank")), masked, RELATIVE)
+    assert verdict.first is not None
+    assert verdict.worst.relative > 1e-2, f"only {verdict.worst}"
 
 
 def test_the_text_makes_ranks_unequal(reference: Part) -> None:

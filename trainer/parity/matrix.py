@@ -27,6 +27,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "shares on host": ("memory.offload=parameters", "parallel.zero=3"),
     "fetched late": ("parallel.prefetch=0",),
     "fetched early": ("parallel.prefetch=2",),
+    "documents": ("data.documents=true", "data.end=10"),
 }
 _KINDS = {
     "data": ("dp", "zero1", "zero2", "zero3"),
@@ -34,7 +35,10 @@ _KINDS = {
     "stages": ("pp", "gpipe", "naive", "interleaved"),
     "context": ("ring", "all-gather"),
     "memory": ("recomputed",),
+    "masks": ("documents",),
 }
+_NO_AXIS = {"memory", "masks"}
+"""Kinds that alone are one process."""
 _THREES = (
     ("dp", "tp", "pp"),
     ("dp", "tp+sp", "ring"),
@@ -44,6 +48,10 @@ _THREES = (
     ("zero2", "interleaved", "tp+sp"),
     ("zero1", "gpipe", "all-gather"),
     ("zero3", "interleaved", "ring", "recomputed"),
+    ("dp", "tp+sp", "ring", "documents"),
+    ("pp", "all-gather", "tp", "documents"),
+    ("zero3", "interleaved", "ring", "recomputed", "documents"),
+    ("cp4", "documents"),
 )
 
 
@@ -77,7 +85,7 @@ _SHARING = (
 def matrix() -> list[tuple[str, ...]]:
     """The settings of each layout, single ones first."""
     names: list[tuple[str, ...]] = [
-        (one,) for kind, members in _KINDS.items() if kind != "memory" for one in members
+        (one,) for kind, members in _KINDS.items() if kind not in _NO_AXIS for one in members
     ]
     kinds = list(_KINDS.values())
     names += [

@@ -35,6 +35,8 @@ class Part:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
+    """Losses of held-out samples, where evaluation is on."""
     gradients: list[dict[str, Fragment]] = field(default_factory=list)
     """By step and parameter, after clipping."""
     weights: dict[str, Fragment] = field(default_factory=dict)
@@ -53,7 +55,8 @@ class Difference:
     """One thing that is not what one process has."""
 
     what: str
-    """loss, gradient, gradient norm, replicas or weight; with the step where there is one."""
+    """loss, gradient, gradient norm, replicas, weight or evaluation; with the step where there is
+    one."""
     parameter: str | None
     ranks: tuple[int, ...]
     relative: float
@@ -105,6 +108,8 @@ def _differences(parts: Sequence[Part], true: Part) -> Iterator[Difference]:
         yield from _replicas(path, held)
     for path, value in true.whole(true.weights).items():
         yield _tensor("weight after the last step", path, held, value)
+    for at, loss in enumerate(true.evaluations):
+        yield _scalar(f"evaluation {at}", [part.evaluations[at] for part in parts], loss)
 
 
 def _scalar(what: str, ours: list[float], true: float) -> Difference:

@@ -36,6 +36,8 @@ SMALL = (
     "optim.warmup=1",
     "optim.clip=0.5",
     "parallel.bucket=20000",
+    "eval.every=3",
+    "eval.batches=1",
 )
 """A model of which every part can be cut, small enough for a laptop."""
 _EXACT = (

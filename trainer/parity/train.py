@@ -35,6 +35,8 @@ def follow(trainer: Trainer) -> Part:
         part.losses.append(result.loss)
         part.norms.append(result.grad_norm)
         part.tokens.append(result.tokens)
+        if result.evaluation is not None:
+            part.evaluations.append(result.evaluation)
         part.gradients.append(
             {
                 path: fragment(piece.grad, built.places[path])
