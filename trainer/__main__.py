@@ -47,7 +47,7 @@ def main() -> int:
 def _train(config: Config, rank: int, world: int) -> None:
     import torch
 
-    from trainer import banner, ranks
+    from trainer import banner, progress, ranks
     from trainer.loop import Trainer
     from trainer.metrics import Metrics
 
@@ -70,9 +70,9 @@ def _train(config: Config, rank: int, world: int) -> None:
             metrics.write(since[-1])
         last = number == config.train.steps - 1
         if number % config.log.every == 0 or last or since[-1].evaluation is not None:
-            _say(banner.progress(since, config.train.steps), rank)
+            _say(progress.line(since, config.train.steps), rank)
             if last:
-                _say(banner.ending(first, since[-1], time.perf_counter() - began), rank)
+                _say(progress.ending(first, since[-1], time.perf_counter() - began), rank)
             since = []
     if metrics:
         metrics.close()

@@ -1,4 +1,4 @@
-"""What a run says of itself: a banner at the start, a line now and then, a line at the end.
+"""What a run says of itself at the start: what is on, what is off, and why.
 
 Pure: objects in, text out; `__main__` prints, on rank 0 only.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.config import Config, DataConfig, TrainConfig
-    from trainer.loop import StepResult, Trainer
+    from trainer.loop import Trainer
 
 _GRADIENTS = (
     "{} bucket(s) summed over dp during backward, once a step",
@@ -28,7 +28,6 @@ _HOST = {
     "optimizer": "optimizer states and the weights it updates; the update runs there",
     "parameters": "shares of parameters, optimizer states and the update; fetched when gathered",
 }
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
@@ -40,7 +39,8 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
     source = config.data.path or "the standard library's sources"
     unit = "bytes" if config.data.dtype == "uint8" else f"{config.data.dtype} tokens"
     backend = "none" if mesh.world == 1 else {"cuda": "nccl"}.get(trainer.device.type, "gloo")
-    held = _span([f"{one:,}" for one in (min(parameters), max(parameters))])
+    fewest, most = (f"{one:,}" for one in (min(parameters), max(parameters)))
+    held = fewest if fewest == most else f"{fewest} to {most}"
     rows = [
         ("mesh", f"{mesh.describe()}, {mesh.world} rank(s)"),
         *((f"  {axis.name} groups", _groups(trainer, axis.name)) for axis in mesh.axes.values()),
@@ -62,62 +62,6 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
     ]
     wide = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
-
-
-def progress(since: Sequence[StepResult], steps: int) -> str:
-    """The last of `since` in one line; rates are means over all of them."""
-    result = since[-1]
-    seconds = sum(one.seconds for one in since)
-    memory = _span([human(one) for one in (min(result.memory), max(result.memory))])
-    share = utilisation(since)
-    told = [
-        f"step {result.step:>{len(str(steps - 1))}}/{steps - 1}",
-        f"loss {result.loss:.4f}",
-        *([] if result.evaluation is None else [f"evaluation {result.evaluation:.4f}"]),
-        f"grad norm {result.grad_norm:.3f}",
-        f"lr {result.lr:.2e}",
-        f"{sum(one.tokens for one in since) / seconds:,.0f} tokens/s",
-        *([] if share is None else [f"mfu {share:.1%}"]),
-        f"{seconds / len(since) * 1e3:.0f} ms/step",
-        f"memory a rank {memory}",
-        *([_load(result)] if result.load else []),
-        *([] if result.loss_scale is None else [_scale(result)]),
-    ]
-    return "  ".join(told)
-
-
-def utilisation(since: Sequence[StepResult]) -> float | None:
-    """Model FLOPs of these steps over what the GPUs could have done; None where not known."""
-    done = [one.flops for one in since if one.flops is not None]
-    could = [one.peak * one.seconds for one in since if one.peak is not None]
-    return sum(done) / sum(could) if len(done) == len(could) == len(since) else None
-
-
-def _load(result: StepResult) -> str:
-    peak = max(one.peak for one in result.load)
-    dropped = sum(one.dropped for one in result.load) / len(result.load)
-    return f"expert load {peak:.1f}x" + (f", {dropped:.1%} dropped" if dropped else "")
-
-
-def _scale(result: StepResult) -> str:
-    skipped = f", {result.skipped} step(s) skipped" if result.skipped else ""
-    return f"loss scale {result.loss_scale:g}{skipped}"
-
-
-def ending(first: StepResult, last: StepResult, seconds: float) -> str:
-    """The last line of a run that went to its end."""
-    return (
-        f"finished {last.step - first.step + 1} steps in {seconds:.1f} s, "
-        f"loss {first.loss:.4f} -> {last.loss:.4f}"
-    )
-
-
-def human(size: int) -> str:
-    """Bytes with three digits and a unit."""
-    for unit, name in _UNITS:
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} B"
 
 
 def _documents(data: DataConfig) -> str:
@@ -281,7 +225,3 @@ def _reductions(train: TrainConfig) -> str:
     if train.dtype in {"bfloat16", "float16"}:
         return "gradients summed over dp in float32: a sum in half precision would round"
     return f"gradients summed over dp in {train.dtype}, that of the weights"
-
-
-def _span(ends: list[str]) -> str:
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

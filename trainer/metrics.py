@@ -1,7 +1,7 @@
 """What a run tells to machines: one JSON object a step, a line each, from rank 0.
 
 In: StepResults. Out: lines with step, loss, grad_norm, lr, tokens, seconds, tokens_per_s, mfu,
-memory (bytes a rank, by rank) and evaluation (nats a token of held-out samples). null is what is
+loss_scale, memory (bytes, by rank) and evaluation (nats a token of held-out samples). null is what is
 not known or not due, or no finite number (JSON has none): a loss of null has left the numbers.
 """
 
@@ -12,8 +12,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.banner import utilisation
 from trainer.config import ConfigError
+from trainer.progress import utilisation
 
 if TYPE_CHECKING:
     from trainer.loop import StepResult
@@ -49,6 +49,7 @@ def _record(result: StepResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "tokens_per_s": result.tokens / result.seconds,
         "mfu": utilisation([result]),
+        "loss_scale": result.loss_scale,
         "memory": list(result.memory),
         "evaluation": _finite(result.evaluation),
     }

@@ -16,7 +16,7 @@ import torch
 
 from collectors import annotate
 from tests.trainer.recorder import Recorder
-from trainer import banner
+from trainer import progress
 from trainer.config import ConfigError
 from trainer.loop import Trainer
 from trainer.metrics import Metrics
@@ -119,15 +119,15 @@ def test_a_line_has_the_means_of_the_steps_since_the_last_one(text: Path) -> Non
     run = trainer(text, *EVALUATED)
     first, second = (run.step(number) for number in range(2))
     first, second = replace(first, seconds=1.0, tokens=60), replace(second, seconds=3.0, tokens=20)
-    line = banner.progress([first, second], 5)
+    line = progress.line([first, second], 5)
     assert "20 tokens/s" in line
     assert "2000 ms/step" in line
     assert f"loss {second.loss:.4f}" in line
     assert f"evaluation {second.evaluation:.4f}" in line
     assert "mfu" not in line
     known = [replace(one, peak=1e9, flops=1e8) for one in (first, second)]
-    assert "mfu 5.0%" in banner.progress(known, 5)
-    assert "mfu 10.0%" in banner.progress(known[:1], 5), "from the first step on"
+    assert "mfu 5.0%" in progress.line(known, 5)
+    assert "mfu 10.0%" in progress.line(known[:1], 5), "from the first step on"
 
 
 def test_metrics_are_json_also_when_the_numbers_are_gone(text: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from collectors import annotate
 from tests.trainer.recorder import Recorder
-from trainer import banner, faults
+from trainer import banner, faults, progress
 from trainer.config import FaultConfig
 from trainer.loop import Trainer
 from trainer.settings import load
@@ -106,10 +106,10 @@ def test_the_banner_says_what_is_on_and_off() -> None:
     assert "cpu, float32, backend none" in text
     assert "off: optim.clip=0" in text
     result: StepResult = run.step(0)
-    line = banner.progress([result], 1)
+    line = progress.line([result], 1)
     assert f"loss {result.loss:.4f}" in line
     assert "step 0/0" in line
-    assert banner.ending(result, result, 1.25).startswith("finished 1 steps in 1.2 s, loss 5.")
+    assert progress.ending(result, result, 1.25).startswith("finished 1 steps in 1.2 s, loss 5.")
 
 
 def test_only_the_rank_that_is_named_has_the_fault() -> None:
