@@ -1,8 +1,8 @@
 """What a run tells to machines: one JSON object a step, a line each, from rank 0.
 
 In: StepResults. Out: lines with step, loss, grad_norm, lr, tokens, seconds, tokens_per_s, mfu,
-loss_scale, memory (bytes, by rank) and evaluation (nats a token of held-out samples). null is what is
-not known or not due, or no finite number (JSON has none): a loss of null has left the numbers.
+loss_scale, memory (bytes, by rank) and evaluation (nats a token of held-out samples). null is what
+is not known or not due, or no finite number (JSON has none): a loss of null has left the numbers.
 """
 
 from __future__ import annotations
