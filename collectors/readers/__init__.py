@@ -22,7 +22,7 @@ def read_paths(paths: Sequence[str], stdin: bytes | None = None) -> Collected:
     from collectors.readers import combine, files
 
     found = files.find(paths, stdin)
-    readings = [*found.refused, *(r for a in found.artifacts for r in read_all(a))]
+    readings = [*found.told, *(r for a in found.artifacts for r in read_all(a))]
     settle_all(readings)
     loose = merge(readings)
     if not found.runs:

@@ -1,16 +1,18 @@
 """One file as a reader sees it: its first bytes, and a stream that can be opened again.
 
-In: a path (gzip is undone on the way), or bytes that came over stdin. Out: an Artifact.
+In: a path, or bytes that came over stdin; gzip, xz and bzip2 are undone. Out: an Artifact.
 Nothing is read whole unless a reader asks for it, and then only up to the reader's bound.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ HEAD = 64 * 1024
 LINE = 64 * 1024
 """A longer line is cut; no log line that we know is."""
 _CHUNK = 1 << 20
+BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+"""How a compressed stream breaks off."""
 
 
 class TooLargeError(ValueError):
@@ -49,7 +53,7 @@ class Artifact:
             while True:
                 try:
                     chunk = stream.read1(_CHUNK)
-                except (EOFError, zlib.error, gzip.BadGzipFile) as wrong:
+                except BROKEN as wrong:
                     broken = f"the compressed stream breaks off: {wrong}"
                     break
                 if not chunk:
@@ -70,7 +74,7 @@ class Artifact:
             while True:
                 try:
                     raw = stream.readline(LINE)
-                except (EOFError, zlib.error, gzip.BadGzipFile) as wrong:
+                except BROKEN as wrong:
                     problems.append(f"read up to line {number}, where the stream breaks: {wrong}")
                     return
                 if not raw:
@@ -93,12 +97,17 @@ class Reader(Protocol):
         """All that the file says. Bad content is a problem of its Source, never an exception."""
 
 
-def _opener(path: Path) -> Callable[[], io.BufferedIOBase]:
-    with path.open("rb") as probe:
-        zipped = probe.read(2) == b"\x1f\x8b"
-    if zipped:
-        return lambda: gzip.GzipFile(path, "rb")
-    return lambda: path.open("rb")
+def _undo(plain: Callable[[], io.BufferedIOBase]) -> Callable[[], io.BufferedIOBase]:
+    """An opener that undoes gzip, xz or bzip2, told by the first bytes."""
+    with plain() as probe:
+        magic = probe.read(6)
+    if magic[:2] == b"\x1f\x8b":
+        return lambda: gzip.GzipFile(fileobj=plain())
+    if magic == b"\xfd7zXZ\x00":
+        return lambda: lzma.LZMAFile(cast("IO[bytes]", plain()))
+    if magic[:3] == b"BZh":
+        return lambda: bz2.BZ2File(plain())
+    return plain
 
 
 def _head(opened: io.BufferedIOBase) -> bytes:
@@ -110,24 +119,28 @@ def _head(opened: io.BufferedIOBase) -> bytes:
                 if not chunk:
                     break
                 parts += chunk
-        except (EOFError, zlib.error, gzip.BadGzipFile):
+        except BROKEN:
             pass  # the reader meets the same break and reports it with its place
     return parts
 
 
+def undone(
+    path: str,
+    plain: Callable[[], io.BufferedIOBase],
+    size: int | None,
+    modified_ns: int | None = None,
+) -> Artifact:
+    """The artifact whose bytes, perhaps compressed, `plain` opens."""
+    opener = _undo(plain)
+    return Artifact(path, _head(opener()), opener, size, modified_ns)
+
+
 def from_file(path: Path, name: str) -> Artifact:
     """The artifact at `path`; OSError when it cannot be opened."""
-    opener = _opener(path)
     stat = path.stat()
-    return Artifact(name, _head(opener()), opener, stat.st_size, stat.st_mtime_ns)
+    return undone(name, lambda: path.open("rb"), stat.st_size, stat.st_mtime_ns)
 
 
 def from_bytes(data: bytes, name: str = "-") -> Artifact:
     """The artifact that came over stdin."""
-
-    def opener() -> io.BufferedIOBase:
-        if data[:2] == b"\x1f\x8b":
-            return gzip.GzipFile(fileobj=io.BytesIO(data))
-        return io.BytesIO(data)
-
-    return Artifact(name, _head(opener()), opener, len(data))
+    return undone(name, lambda: io.BufferedReader(io.BytesIO(data)), len(data))

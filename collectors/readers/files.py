@@ -1,7 +1,8 @@
 """Which files a user means: walks folders, takes stdin, knows run directories.
 
-In: paths as typed. Out: artifacts sorted by name, run directories, and a refusal for each path that
-is not there. Symbolic links are not followed out of a folder; the walk is bounded.
+In: paths as typed. Out: artifacts sorted by name (those in archives too), run directories, and a
+refusal for each path that is not there. Symbolic links are not followed out of a folder; the walk
+is bounded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectors.collected import Reading, Source
+from collectors.readers import archives
 from collectors.readers.artifact import Artifact, from_bytes, from_file
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ class Found:
 
     artifacts: list[Artifact] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
-    refused: list[Reading] = field(default_factory=list)
+    told: list[Reading] = field(default_factory=list)
+    """What is to be said of paths that are no artifact: refusals, and archives."""
 
 
 def is_run(path: Path) -> bool:
@@ -43,7 +46,18 @@ def is_run(path: Path) -> bool:
 
 
 def _refuse(found: Found, path: str, why: str) -> None:
-    found.refused.append(Reading(Source(path, "unknown", "none", (why,))))
+    found.told.append(Reading(Source(path, "unknown", "none", (why,))))
+
+
+def _add(found: Found, artifact: Artifact) -> None:
+    """A file, or the files in an archive. OSError where there is no room to unpack."""
+    if not archives.sniff(artifact.head):
+        found.artifacts.append(artifact)
+        return
+    problems: list[str] = []
+    found.artifacts += archives.expand(artifact, problems)
+    read = "part" if problems else "all"
+    found.told.append(Reading(Source(artifact.path, archives.KIND, read, tuple(problems))))
 
 
 def _under(top: Path, found: Found) -> Iterator[Path]:
@@ -78,13 +92,13 @@ def find(paths: Sequence[str], stdin: bytes | None = None) -> Found:
             return
         seen.add(real)
         try:
-            found.artifacts.append(from_file(path, name))
+            _add(found, from_file(path, name))
         except OSError as wrong:
             _refuse(found, name, f"cannot be opened: {wrong.strerror or wrong}")
 
     for text in sorted(set(paths)):
         if text == "-":
-            found.artifacts.append(from_bytes(stdin or b""))
+            _add(found, from_bytes(stdin or b""))
             continue
         path = Path(text)
         if path.is_dir():
