@@ -140,9 +140,12 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
         ),
         (
             "vocabulary",
-            f"embedding, head and loss split over tp {layout.tp}"
-            if layout.tp > 1
-            else "whole on every rank: tp is 1",
+            f"{config.model.vocabulary:,} tokens; "
+            + (
+                f"embedding, head and loss split over tp {layout.tp}"
+                if layout.tp > 1
+                else "whole on every rank: tp is 1"
+            ),
         ),
         (
             "attention",

@@ -31,8 +31,8 @@ class ModelConfig:
     """A Python file with a model() of yours, or FILE:FACTORY, instead of the transformer that the
     other fields describe; trainer/blueprint.py says what it may give."""
     vocabulary: int = 256
-    """Tokens that the model knows; bytes of text need 256. More than the data has do no harm: let
-    it be a multiple of tp."""
+    """Tokens that the model knows (a model.file's too); bytes of text need 256. More than the data
+    has do no harm: let it be a multiple of tp."""
     layers: int = 4
     """Blocks of attention and MLP."""
     width: int = 128
