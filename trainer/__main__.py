@@ -1,6 +1,7 @@
 """`python -m trainer` (one process) or `torchrun --nproc-per-node N -m trainer` (N ranks).
 
-In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout.
+In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout,
+or with --show-schedule the schedule of the pipeline in characters, and no training.
 Exit 0 after the last step, 2 with one line a problem when the configuration cannot work, 130 when
 interrupted. Torch is imported only once the configuration is sound. A failure in training is left
 to be seen as it is.
@@ -15,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trainer.config import ConfigError
-from trainer.settings import load, usage
+from trainer.settings import SHOW, load, read, usage
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -31,6 +32,9 @@ def main() -> int:
         _say(usage(), rank)
         return 0
     try:
+        if SHOW in arguments:
+            _say(_schedule([one for one in arguments if one != SHOW], world), rank)
+            return 0
         _train(load(arguments, world), rank, world)
     except ConfigError as error:
         if rank == 0:
@@ -42,6 +46,15 @@ def main() -> int:
             print("trainer: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
+
+
+def _schedule(arguments: list[str], world: int) -> str:
+    """The schedule in characters; without a launcher, on as many ranks as the axes ask for."""
+    from trainer.banner import schedule_drawn
+
+    asked = read(arguments).parallel
+    ranks = max(1, asked.dp) * asked.tp * asked.pp * asked.cp
+    return schedule_drawn(load(arguments, max(ranks, world)), max(ranks, world))
 
 
 def _train(config: Config, rank: int, world: int) -> None:

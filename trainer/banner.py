@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer import rate
-from trainer.layout import microbatches, stage_layers
-from trainer.parallel import schedule
+from trainer import rate, stages
+from trainer.layout import microbatches, resolve
+from trainer.parallel import drawing, schedule, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +64,25 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
     return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
 
 
+def schedule_drawn(config: Config, world: int) -> str:
+    """The pipeline's schedule in characters, and what its lists foretell."""
+    layout, parallel = resolve(config, world), config.parallel
+    count = microbatches(config, layout)
+    lists = schedule.make(parallel.schedule, layout.pp, count, parallel.virtual)
+    costs, note = None, "equal stages"
+    if not config.model.file and parallel.split != ("measured",):
+        paths = [f"layers.{number}" for number in range(config.model.layers)]
+        layers, costs = stages.told(config, paths, layout.pp * parallel.virtual)
+        note = f"stages of {'+'.join(str(len(own)) for own in layers)} layers"
+    flight = "+".join(map(str, timeline.in_flight(lists)))
+    heading = f"{parallel.schedule}, {layout.pp} rank(s), {count} microbatches, {note}"
+    ending = (
+        f"predicted bubble {timeline.bubble(lists, costs):.1%} (F = I = W, B = 2 F; what is "
+        f"recomputed costs F again), at most {flight} microbatches in flight by rank"
+    )
+    return "\n".join([heading, *drawing.draw(lists, costs), ending])
+
+
 def _documents(data: DataConfig) -> str:
     ends = "its file" if data.end < 0 else f"its file or token {data.end}"
     sees = "sees its own only" if data.documents else "is not masked: data.documents=false"
@@ -115,11 +134,11 @@ def _groups(trainer: Trainer, name: str) -> str:
 
 def _model(trainer: Trainer) -> str:
     model = trainer.config.model
+    layers = [len(own) for own in trainer.built.layers]
+    how = {"even": "", "measured": ", measured"}.get(trainer.config.parallel.split[0], ", as told")
+    split = f" ({'+'.join(map(str, layers))} by stage{how})" if len(layers) > 1 else ""
     if model.file:
-        return model.file
-    stages = trainer.layout.pp * trainer.config.parallel.virtual
-    layers = [len(own) for own in stage_layers(model.layers, stages)]
-    split = f" ({'+'.join(map(str, layers))} by stage)" if len(layers) > 1 else ""
+        return model.file + split
     return (
         f"{model.layers} layers{split}, width {model.width}, {model.heads} heads over "
         f"{model.kv_heads} key/value heads, mlp {model.mlp}, {model.norm}"
@@ -163,16 +182,22 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
         (
             "schedule",
             f"{config.parallel.schedule}, {layout.pp * config.parallel.virtual} stages; predicted "
-            f"bubble {schedule.bubble(trainer.built.schedules):.1%}, at most "
-            f"{max(schedule.in_flight(trainer.built.schedules))} microbatches in flight on a rank"
+            f"bubble {trainer.predicted_bubble:.0%}, at most "
+            f"{max(timeline.in_flight(trainer.built.schedules))} microbatches in flight on a rank"
             if layout.pp > 1
             else "forward then backward of each microbatch: one stage",
         ),
         (
             "activations",
             "kept from forward to backward: memory.checkpoint=none"
-            if config.memory.checkpoint == "none"
-            else f"recomputed in backward: {config.memory.checkpoint}",
+            if config.memory.checkpoint == ("none",)
+            else f"recomputed in backward: {','.join(config.memory.checkpoint)}",
+        ),
+        (
+            "dropout",
+            f"{config.model.dropout:g}, the same elements under every layout"
+            if config.model.dropout
+            else "off: model.dropout=0",
         ),
         ("sharing", _sharing(trainer)),
         ("host memory", _HOST[config.memory.offload]),

@@ -77,6 +77,10 @@ def problems(blueprint: Blueprint, config: Config, layout: Layout) -> list[str]:
     name, parallel = Path(config.model.file.partition(":")[0]).name, config.parallel
     found = []
     found += _chain_problems(blueprint, name)
+    if config.model.dropout:
+        found.append(
+            f"model.dropout is of the trainer's own model, not of {name} (model.dropout=0)"
+        )
     stages = layout.pp * parallel.virtual
     parts = len(blueprint.chain)
     if stages > parts or (stages > 1 and not blueprint.width):

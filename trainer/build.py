@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer import blueprint, faults
-from trainer.config import ConfigError
+from trainer import blueprint, dropout, faults, stages
+from trainer.cut import PRODUCTS, WEIGHTS, named_parameters, whole_cut
 from trainer.layout import microbatches
 from trainer.mesh import one_rank
-from trainer.parallel import context, expert, pipeline, plan, schedule, tensor
+from trainer.parallel import expert, pipeline, schedule, tensor, timeline
 from trainer.parallel.ddp import GradientBuckets, pack
+from trainer.parallel.recompute import keep
 from trainer.parallel.replicas import Replicas
 from trainer.parallel.zero import Group, ShardedReplicas, Sharing
 from trainer.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -32,22 +33,15 @@ if TYPE_CHECKING:
     from trainer.layout import Layout
     from trainer.mesh import Axis, Mesh
     from trainer.mlp import Router
+    from trainer.parallel.actions import Action
 
     _Own = tuple[pipeline.Part, list[tuple[str, nn.Parameter]]]
 
-_WEIGHTS = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.float32,  # products alone are bfloat16; an update of 1e-3 would round away
-    "float16": torch.float32,
-}
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_PRODUCTS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What autocast computes matrix products in; the other dtypes have no autocast."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,13 @@ class Built:
     buckets: Replicas
     partial: tensor.PartialSums
     pipeline: pipeline.Pipeline
-    schedules: list[list[schedule.Action]]
+    schedules: list[list[Action]]
     """Of every pp rank."""
+    layers: list[range]
+    """Of every stage."""
+    costs: timeline.Costs
+    """What the schedule's actions are expected to cost: the stages' layers, or measured times."""
+    passing: dropout.Passing
     fault: faults.Fault
     routers: Sequence[Router]
     """Of all layers that have experts; other ranks' stages never use theirs here."""
@@ -82,55 +81,39 @@ class Built:
 
 def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> Built:
     """Cut the model into stages, split it over tp, fill it, and lay its gradients into buckets."""
-    whole = blueprint.draw(config)
-    if wrong := blueprint.problems(whole, config, layout):
-        raise ConfigError(wrong)
-    model, chain = whole.model, dict(whole.chain)
-    shapes = {path: p.shape for path, p in model.named_parameters()}
-    held = pipeline.own_stages(list(chain), mesh["pp"], config.parallel.virtual)
-    split_by = plan.rules(model, whole.plan)
-    alone = expert.parallelize(model, mesh)
-    dims = plan.parallelize(model, whole.plan, mesh["tp"], sequence=config.parallel.sp)
-    context.parallelize(model, mesh["cp"], config.parallel.cp_form)
-    own = [(path, chain[path]) for paths in held.values() for path in paths]
-    for _, module in own:
-        module.to(_WEIGHTS[config.train.dtype])
-        module.to(device) if whole.start is None else module.to_empty(device=device)
-    first: dict[nn.Parameter, str] = {}
-    for path, p in (pair for one in own for pair in named_parameters(*one)):
-        first.setdefault(p, path)  # of two that share a parameter the first one names it
-    parameters = {path: p for p, path in first.items()}
-    if whole.start is not None:
-        with torch.no_grad():
-            for path, p in parameters.items():
-                value = whole.start(path, shapes[path])
-                p.copy_(tensor.shard(value, dims[path], mesh["tp"]) if path in dims else value)
+    cut = whole_cut(config, layout, mesh)
     count = microbatches(config, layout)
     fault = faults.make(config.faults, mesh.rank, device)
     schedules = schedule.make(config.parallel.schedule, layout.pp, count, config.parallel.virtual)
-    stages = {
+    layers, costs = stages.decide(config, layout, list(cut.chain), schedules, mesh, device)
+    held = pipeline.own_stages(list(cut.chain), mesh["pp"], layers)
+    own = [(path, cut.chain[path]) for paths in held.values() for path in paths]
+    parameters = cut.occupy(own, config, mesh, device)
+    passing = dropout.passing(config, layout, mesh, device)
+    dropout.install(cut.whole.model, config.model.dropout, passing)
+    parts = {
         stage: [
             pipeline.Part(
                 path,
-                chain[path],
-                recomputed=pipeline.recomputed(path, config.memory.checkpoint),
-                mixes=blueprint.takes_documents(chain[path]),
+                cut.chain[path],
+                keep=keep(path, config.memory.checkpoint, stage),
+                mixes=blueprint.takes_documents(cut.chain[path]),
             )
             for path in paths
         ]
         for stage, paths in held.items()
     }
-    routers = expert.routers(model)
+    routers = expert.routers(cut.whole.model)
     for router in routers:
         router.share = 1 / (config.train.global_batch * layout.tp)  # each tp rank adds a part
     weighing = {router.weight for router in routers}
-    buckets = _replicas(config, stages, mesh, count, alone)
+    buckets = _replicas(config, parts, mesh, count, cut.alone)
     pieces = buckets.pieces or parameters
-    shards = {path: _place(shapes[path], dims.get(path), mesh["tp"]) for path in parameters}
+    shards = {path: _place(cut.shapes[path], cut.dims.get(path), mesh["tp"]) for path in parameters}
     shared = frozenset({"shard"} if config.parallel.zero else ())
     return Built(
         parameters=parameters,
-        dims=dims,
+        dims=cut.dims,
         pieces=pieces,
         places={
             path: shards[path].stretch(buckets.starts.get(path, 0), piece.numel())
@@ -139,8 +122,8 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
         shards=shards,
         sharded={
             path: shared
-            | ({"tp"} if path in dims else set())
-            | ({"ep"} if path in alone else set())
+            | ({"tp"} if path in cut.dims else set())
+            | ({"ep"} if path in cut.alone else set())
             for path in pieces
         },
         buckets=buckets,
@@ -148,27 +131,32 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             [
                 p
                 for path, p in pieces.items()
-                if path not in dims and (config.parallel.sp or parameters[path] in weighing)
+                if path not in cut.dims and (config.parallel.sp or parameters[path] in weighing)
             ],
             mesh["tp"],
             device,
         ),
         pipeline=pipeline.Pipeline(
-            stages,
-            tensor.loss(mesh["tp"], split="head" in split_by.values()),
+            parts,
+            cut.loss,
             mesh["pp"],
             schedules[mesh["pp"].index],
             schedule.forwards(schedules)[mesh["pp"].index],
-            width=whole.width,
-            autocast=_PRODUCTS.get(config.train.dtype),
+            width=cut.whole.width,
+            autocast=PRODUCTS.get(config.train.dtype),
             fault=fault,
+            passing=passing,
+            backward_ended=buckets.backward_ended,
             shards=layout.tp if config.parallel.sp else 1,
         ),
         schedules=schedules,
+        layers=layers,
+        costs=costs,
+        passing=passing,
         fault=fault,
         routers=routers,
-        shapes={path: shapes[path] for path in parameters},
-        whole=sum(shape.numel() for shape in shapes.values()),
+        shapes={path: cut.shapes[path] for path in parameters},
+        whole=sum(shape.numel() for shape in cut.shapes.values()),
     )
 
 
@@ -178,16 +166,10 @@ def _place(shape: torch.Size, dim: int | None, axis: Axis) -> Place:
     return whole if dim is None else whole.cut(dim, axis.index, axis.size)
 
 
-def named_parameters(path: str, part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of a part of the chain, by their paths in the whole model."""
-    for name, p in part.named_parameters():
-        yield (f"{path}.{name}" if path else name), p
-
-
 def reduce_dtype(train: TrainConfig) -> torch.dtype:
     """In which gradients travel over the data axis; auto: as the weights, so that no sum rounds."""
     name = train.reduce_dtype
-    return _WEIGHTS[train.dtype] if name == "auto" else _DTYPES[name]
+    return WEIGHTS[train.dtype] if name == "auto" else _DTYPES[name]
 
 
 def _replicas(

@@ -58,6 +58,10 @@ class ModelConfig:
     """Added to the variance inside the norm."""
     rope_base: float = 10000.0
     """Base of the rotary frequencies (Su et al. 2021, arXiv:2104.09864)."""
+    dropout: float = 0.0
+    """Share of elements that fall, behind the embedding and behind what attention and MLP add to
+    the stream; which ones is a function of seed, step, sample, position and channel, whatever the
+    layout. 0: no dropout, at no cost."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +145,16 @@ class ParallelConfig:
     cp_form: str = field(default="ring", metadata={"choices": ("ring", "all-gather")})
     """How attention reaches the other ranks' keys and values: they go round, or are fetched."""
     schedule: str = field(
-        default="1f1b", metadata={"choices": ("naive", "gpipe", "1f1b", "interleaved")}
+        default="1f1b",
+        metadata={"choices": ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble")},
     )
-    """In which order stages do their forwards and backwards; interleaved has virtual stages."""
+    """In which order stages do their forwards and backwards; interleaved has virtual stages,
+    zero-bubble defers weight gradients into what would be idle (--show-schedule draws it)."""
     virtual: int = 1
     """Stages a rank, for schedule=interleaved."""
+    split: tuple[str, ...] = ("even",)
+    """Layers of each stage: even, so many each (such as 1,2,1), or measured: balanced by the time
+    that layers, embedding and head take here, within memory.limit."""
     ep: int = 1
     """Ranks that share the experts of every layer; they are ranks of dp x cp, not further ones, and
     replicas of an expert are the dp x cp / ep that remain."""
@@ -175,9 +184,13 @@ class MemoryConfig:
     offload: str = field(default="none", metadata={"choices": ("none", "optimizer", "parameters")})
     """What lives in host memory: optimizer (its states, and the weights that it updates: the update
     runs on the host), parameters (with zero=3: the shares too, fetched when they are gathered)."""
-    checkpoint: str = "none"
-    """Layers whose activations are recomputed in backward: none, full (all), or every-K, such as
-    every-2: layers 0, 2, 4 ..."""
+    checkpoint: tuple[str, ...] = ("none",)
+    """Layers whose activations are recomputed in backward: none, full (all), every-K, such as
+    every-2: layers 0, 2, 4 ..., or selective: of all layers everything but what matrix products
+    gave; one word, or one a stage, such as full,none."""
+    limit: int = 0
+    """Bytes of weights, gradients, optimizer and activations that parallel.split=measured may give
+    a stage; 0: no limit."""
 
 
 @dataclass(frozen=True)

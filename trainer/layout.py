@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainer.config import ALWAYS, AXES
 from trainer.limits import data as data_limits
-from trainer.limits import expert, numbers, sharing
+from trainer.limits import expert, numbers, sharing, stages
 
 if TYPE_CHECKING:
     from trainer.config import Config, ModelConfig
@@ -55,16 +54,6 @@ def microbatches(config: Config, layout: Layout) -> int:
     return config.train.global_batch // (layout.dp * config.train.microbatch)
 
 
-def stage_layers(layers: int, stages: int) -> list[range]:
-    """Layers of each stage, as even as can be; where they do not divide, early stages are shorter.
-
-    The last stage has the head and the loss and the first only a lookup, yet 1F1B keeps the most
-    activations alive in the first: a layer less there saves memory where it is scarcest.
-    """
-    bounds = [layers * stage // stages for stage in range(stages + 1)]
-    return [range(start, stop) for start, stop in pairwise(bounds)]
-
-
 def problems(config: Config, world: int) -> list[str]:
     """Every reason why this layout cannot work, and the nearest ones that can."""
     layout = resolve(config, world)
@@ -72,6 +61,7 @@ def problems(config: Config, world: int) -> list[str]:
     found = [*_model_problems(config), *data_limits.problems(config), *of_layout]
     if of_layout:
         found.append(_nearest_line(config, layout, world))
+    found += stages.list_problems(config, layout)
     order = config.mesh.order
     needed = [axis for axis in AXES if axis in ALWAYS or layout.size(axis) > 1]
     if set(needed) - set(order) or set(order) - {*AXES, "ep"} or len(set(order)) < len(order):
@@ -119,19 +109,7 @@ def _size_problems(model: ModelConfig) -> list[str]:
 
 def _model_problems(config: Config) -> list[str]:
     found = [] if config.model.file else _size_problems(config.model)
-    virtual = config.parallel.virtual
-    if (config.parallel.schedule == "interleaved") != (virtual > 1):
-        found.append(
-            f"parallel.virtual={virtual} and parallel.schedule={config.parallel.schedule}: several "
-            f"stages a rank are interleaved, and only they "
-            f"(parallel.schedule=interleaved parallel.virtual=2, or parallel.virtual=1)"
-        )
-    kind = config.memory.checkpoint
-    count = kind.removeprefix("every-")
-    if kind not in {"none", "full"} and not (kind != count and count.isdigit() and int(count) > 0):
-        found.append(
-            f"memory.checkpoint={kind} is not none, full or every-K (memory.checkpoint=every-2)"
-        )
+    found += stages.word_problems(config)
     return found + expert.model_problems(config) + numbers.problems(config)
 
 
@@ -152,7 +130,7 @@ def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:
             f"(parallel.dp, parallel.tp, parallel.pp, parallel.cp or --nproc-per-node)"
         )
     found += _split_problems(config, layout)
-    found += _schedule_problems(config, layout)
+    found += stages.problems(config, layout)
     found += _sequence_problems(config, layout)
     found += expert.problems(config, layout)
     found += sharing.problems(config, layout)
@@ -190,37 +168,6 @@ def _split_problems(config: Config, layout: Layout) -> list[str]:
         if bad == [f"model.vocabulary={model.vocabulary}"]:  # rows that no token uses do no harm
             hint += f" or model.vocabulary={-(-model.vocabulary // layout.tp) * layout.tp}"
         found.append(f"parallel.tp={layout.tp} does not divide {', '.join(bad)} ({hint})")
-    stages = layout.pp * config.parallel.virtual
-    if layout.pp > model.layers:
-        found.append(
-            f"parallel.pp={layout.pp} stages exceed model.layers={model.layers} "
-            f"(parallel.pp={model.layers} or model.layers={layout.pp})"
-        )
-    elif stages > model.layers:
-        found.append(
-            f"parallel.pp x parallel.virtual = {stages} stages exceed model.layers={model.layers} "
-            f"(parallel.virtual={model.layers // layout.pp} or model.layers={stages})"
-        )
-    return found
-
-
-def _schedule_problems(config: Config, layout: Layout) -> list[str]:
-    """Whether the schedule can run on these stages and microbatches."""
-    found: list[str] = []
-    if config.parallel.schedule != "interleaved":
-        return found
-    if layout.pp == 1:
-        found.append(
-            "parallel.schedule=interleaved needs several ranks, and pp is 1 "
-            "(parallel.pp=2, or parallel.schedule=1f1b parallel.virtual=1)"
-        )
-    count = microbatches(config, layout) if layout.dp else 0
-    if count % layout.pp:
-        wanted = -(-count // layout.pp) * layout.pp * layout.dp * config.train.microbatch
-        found.append(
-            f"parallel.schedule=interleaved takes microbatches in groups of pp = {layout.pp}, and "
-            f"{count} are no multiple (train.global_batch={wanted})"
-        )
     return found
 
 

@@ -24,6 +24,7 @@ from trainer.data import Loader, Microbatch, require
 from trainer.documents import visible_pairs
 from trainer.layout import resolve
 from trainer.model import IGNORE
+from trainer.parallel import stopwatch, timeline
 from trainer.parallel.context import positions
 from trainer.parallel.expert import ExpertLoad, load_of, take_load
 from trainer.scale import LossScale
@@ -63,6 +64,10 @@ class StepResult:
     """Of each layer, where the model has experts."""
     evaluation: float | None = None
     """Nats a token of held-out samples, after the update; None where no evaluation was due."""
+    bubble: float | None = None
+    """Share of time in which pipeline ranks idled or moved data; None where none was measured."""
+    predicted_bubble: float = 0.0
+    """What the schedule's lists foretell."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,10 @@ class _Sums:
     """Bytes, by rank."""
     load: torch.Tensor
     """Choices of each expert, as take_load has them."""
+    busy: torch.Tensor
+    """Seconds in forwards and backwards, over all ranks."""
+    span: torch.Tensor
+    """Seconds from first forward to last backward on the first rank of each pipeline, summed."""
 
 
 class Trainer:
@@ -115,6 +124,7 @@ class Trainer:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         peak = flops.peak(name, config.train.dtype)
         self.peak = peak and peak * world
+        self.predicted_bubble = timeline.bubble(self.built.schedules, self.built.costs)
         self.optimizer = optim.adamw(self.built.pieces, config.optim, self.built.shapes)
         self.scale = LossScale(config.scale, on=config.train.dtype == "float16")
 
@@ -125,6 +135,7 @@ class Trainer:
             batches = self._load(number)
             tokens, pairs = self._count(batches)
             self.built.buckets.start()
+            self.built.passing.step = number
             scale = self.scale.value
             own_loss = self.built.pipeline.run(batches, tokens / scale)
             with annotate.phase("communication"):
@@ -148,6 +159,8 @@ class Trainer:
                 peak=self.peak,
                 memory=tuple(int(one) for one in sums.memory.tolist()),
                 load=load_of(self.built.routers, sums.load.tolist()),
+                bubble=stopwatch.bubble(sums.busy.item(), sums.span.item(), self.layout.pp),
+                predicted_bubble=self.predicted_bubble,
                 loss_scale=scale if self.scale.on else None,
                 skipped=self.scale.skipped,
             )
@@ -197,19 +210,22 @@ class Trainer:
         """What all ranks must know, in one sum over the world.
 
         Each rank adds only what no other does: its dp and cp share of the loss (the last stage's,
-        once a tp group), its own part of the squared norm, its memory in its own place, and its
-        tokens' choices of experts (once a tp group too). Of overflow each tells of all that it
-        holds, counted in the norm or not.
+        once a tp group), its own part of the squared norm, its times, its memory in its own place,
+        and its tokens' choices of experts (once a tp group too). Of overflow each tells of all
+        that it holds, counted in the norm or not.
         """
         first = self.mesh["tp"].index == 0
         square = optim.own_square(self.built.pieces, self.built.sharded, self.mesh)
         load = take_load(self.built.routers, self.device)
-        known = 3 + self.mesh.world
+        known = 5 + self.mesh.world
         values = torch.zeros(known + load.numel(), dtype=torch.float64, device=self.device)
         values[0] = own_loss if first else 0.0
         values[1] = square
         values[2] = self.scale.overflowed(self.built.pieces.values())
-        values[3 + self.mesh.rank] = held_memory(self.device)
+        times = self.built.pipeline.stopwatch.read()
+        values[3] = times.busy
+        values[4] = times.span if self.mesh["pp"].index == 0 else 0.0
+        values[5 + self.mesh.rank] = held_memory(self.device)
         values[known:] = load if first else 0.0
         values = self.built.fault.reduced(values)
         with annotate.phase("communication"):
@@ -218,8 +234,10 @@ class Trainer:
             loss=values[0] / tokens,
             norm=values[1].sqrt(),
             overflow=values[2],
-            memory=values[3:known],
+            memory=values[5:known],
             load=values[known : known + load.numel()],
+            busy=values[3],
+            span=values[4],
         )
 
     def _update(self, norm: torch.Tensor, lr: float) -> None:
@@ -245,6 +263,8 @@ def _tell(result: StepResult) -> None:
     """The step's numbers, to whoever listens."""
     scale = result.loss_scale
     more = {} if scale is None else {"loss_scale": scale, "skipped_steps": float(result.skipped)}
+    if result.bubble is not None:
+        more |= {"bubble": result.bubble, "predicted_bubble": result.predicted_bubble}
     annotate.numbers(
         loss=result.loss, grad_norm=result.grad_norm, tokens=float(result.tokens), **more
     )

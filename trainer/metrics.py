@@ -1,8 +1,9 @@
 """What a run tells to machines: one JSON object a step, a line each, from rank 0.
 
 In: StepResults. Out: lines with step, loss, grad_norm, lr, tokens, seconds, tokens_per_s, mfu,
-loss_scale, memory (bytes, by rank) and evaluation (nats a token of held-out samples). null is what
-is not known or not due, or no finite number (JSON has none): a loss of null has left the numbers.
+loss_scale, bubble (share of the time of pipeline ranks), memory (bytes, by rank) and evaluation
+(nats a token of held-out samples). null is what is not known or not due, or no finite number (JSON
+has none): a loss of null has left the numbers.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def _record(result: StepResult) -> dict[str, Any]:
         "tokens_per_s": result.tokens / result.seconds,
         "mfu": utilisation([result]),
         "loss_scale": result.loss_scale,
+        "bubble": result.bubble,
         "memory": list(result.memory),
         "evaluation": _finite(result.evaluation),
     }

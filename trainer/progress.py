@@ -30,6 +30,7 @@ def line(since: Sequence[StepResult], steps: int) -> str:
         f"{sum(one.tokens for one in since) / seconds:,.0f} tokens/s",
         *([] if share is None else [f"mfu {share:.1%}"]),
         f"{seconds / len(since) * 1e3:.0f} ms/step",
+        *_bubble(since),
         f"memory a rank {_memory(result)}",
         *([_load(result)] if result.load else []),
         *([] if result.loss_scale is None else [_scale(result)]),
@@ -58,6 +59,14 @@ def human(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size} B"
+
+
+def _bubble(since: Sequence[StepResult]) -> list[str]:
+    """The share of time in which pipeline ranks idled, in the mean; nothing without a pipeline."""
+    seen = [one.bubble for one in since if one.bubble is not None]
+    if not seen:
+        return []
+    return [f"bubble {sum(seen) / len(seen):.0%} (predicted {since[-1].predicted_bubble:.0%})"]
 
 
 def _load(result: StepResult) -> str:

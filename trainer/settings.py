@@ -26,6 +26,8 @@ _ZERO_IS_FINE = {
     "data.end",
     "parallel.dp",
     "parallel.zero",
+    "model.dropout",
+    "memory.limit",
     "parallel.prefetch",
     "model.experts",
     "model.capacity",
@@ -43,9 +45,20 @@ _ZERO_IS_FINE = {
     "faults.step",
     "faults.seconds",
 }
-_BELOW_ONE = {"optim.beta1", "optim.beta2", "optim.decay", "scale.backoff", "eval.held"}
+_BELOW_ONE = {
+    "optim.beta1",
+    "optim.beta2",
+    "optim.decay",
+    "scale.backoff",
+    "eval.held",
+    "model.dropout",
+}
 _NONE = {"data.end": -1}
 """Values below 0 that mean: none."""
+
+
+SHOW = "--show-schedule"
+"""Draws instead of training."""
 
 
 def load(arguments: list[str], world: int) -> Config:
@@ -92,6 +105,7 @@ def usage() -> str:
     lines = [
         "usage: python -m trainer [--config FILE] [section.key=value ...]",
         "       torchrun --nproc-per-node N -m trainer [--config FILE] [section.key=value ...]",
+        "       python -m trainer --show-schedule [--config FILE] [section.key=value ...]",
     ]
     for section, owner in _SECTIONS.items():
         lines += ["", f"{section}: {inspect.getdoc(owner)}"]

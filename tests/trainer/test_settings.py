@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from trainer.config import Config, ConfigError
-from trainer.layout import Layout, legal, microbatches, resolve, stage_layers
+from trainer.layout import Layout, legal, microbatches, resolve
 from trainer.settings import load, usage
+from trainer.split import even
 
 SMALL = str(Path(__file__).parents[2] / "trainer/configs/small.toml")
 
@@ -156,7 +157,7 @@ def test_a_problem_of_the_model_alone_is_no_problem_of_the_layout() -> None:
 @pytest.mark.parametrize("layers", range(1, 12))
 def test_stages_share_all_layers_evenly(layers: int) -> None:
     for stages in range(1, layers + 1):
-        split = stage_layers(layers, stages)
+        split = even(layers, stages)
         assert [layer for stage in split for layer in stage] == list(range(layers))
         assert max(map(len, split)) - min(map(len, split)) <= 1
 

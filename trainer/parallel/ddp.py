@@ -81,6 +81,9 @@ class GradientBuckets:
         for bucket in self.buckets:
             bucket.reset(self.passes)
 
+    def backward_ended(self) -> None:
+        """A backward is over, or the first half of one: nothing is held for it here."""
+
     def finish(self) -> None:
         """Wait until every bucket is summed; those that backward left incomplete go out now."""
         self._launch(len(self.buckets))

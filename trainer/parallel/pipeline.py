@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
 
 from collectors import annotate
-from trainer.layout import stage_layers
-from trainer.parallel.schedule import Action, Kind
+from trainer.parallel.actions import COMPUTES, Action, Kind
+from trainer.parallel.halves import Halves
+from trainer.parallel.recompute import Keep, run
+from trainer.parallel.stopwatch import Stopwatch
+from trainer.split import layers_among
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
 
     from trainer.data import Microbatch
+    from trainer.dropout import Passing
     from trainer.faults import Fault
     from trainer.mesh import Axis
     from trainer.model import NextTokenLoss
@@ -42,37 +45,26 @@ class Part:
 
     path: str
     module: nn.Module
-    recomputed: bool
-    """Whether its activations are dropped after forward and computed again in backward."""
+    keep: Keep
+    """What of its activations stays after forward; the rest is computed again in backward."""
     mixes: bool
     """Whether positions see each other in it, so that it is told of their documents."""
 
 
-def own_stages(parts: Sequence[str], axis: Axis, virtual: int) -> dict[int, list[str]]:
+def own_stages(parts: Sequence[str], axis: Axis, split: Sequence[range]) -> dict[int, list[str]]:
     """The paths of the parts of each stage that this rank holds, in order, from those of the chain.
 
-    Rank r of p holds stages r, r + p, ... Layers (the parts inside a container) are shared out;
-    what stands before them belongs to the first stage, what comes after to the last.
+    Rank r of p holds stages r, r + p, ... Layers are shared out as `split` says; what stands before
+    them belongs to the first stage, what comes after to the last.
     """
-    stages = axis.size * virtual
-    layers = [at for at, path in enumerate(parts) if "." in path] or list(range(len(parts)))
-    start, stop = layers[0], layers[-1] + 1
+    layers = layers_among(parts)
     held: dict[int, list[str]] = {}
-    for stage, own in enumerate(stage_layers(stop - start, stages)):
+    for stage, own in enumerate(split):
         if stage % axis.size == axis.index:
-            low = 0 if stage == 0 else start + own.start
-            high = len(parts) if stage == stages - 1 else start + own.stop
+            low = 0 if stage == 0 else layers.start + own.start
+            high = len(parts) if stage == len(split) - 1 else layers.start + own.stop
             held[stage] = list(parts[low:high])
     return held
-
-
-def recomputed(layer: str, checkpointing: str) -> bool:
-    """Whether memory.checkpoint (none, full, every-K) names this part: layers only."""
-    container, _, number = layer.rpartition(".")
-    if not container or not number.isdigit() or checkpointing == "none":
-        return False
-    every = 1 if checkpointing == "full" else int(checkpointing.removeprefix("every-"))
-    return int(number) % every == 0
 
 
 class Pipeline:
@@ -90,6 +82,8 @@ class Pipeline:
         shards: int,
         autocast: torch.dtype | None,
         fault: Fault,
+        passing: Passing,
+        backward_ended: Callable[[], None],
     ) -> None:
         self.stages = stages
         self.loss = loss
@@ -99,6 +93,10 @@ class Pipeline:
         """What `evaluate` does instead."""
         self.autocast = autocast
         self.fault = fault
+        self.passing = passing
+        """Told where each action stands, for what depends on it (dropout)."""
+        self.backward_ended = backward_ended
+        """Called after each backward, or first half of one."""
         self.last = max(stages) if axis.index == axis.size - 1 else -1
         """The stage that computes the loss; -1 where another rank has it."""
         first = next(p for part in next(iter(stages.values())) for p in part.module.parameters())
@@ -106,6 +104,11 @@ class Pipeline:
         self.width = width
         self.shards = shards
         """Parts of the sequence that ranks hold between stages (sequence parallelism)."""
+        self.stopwatch = Stopwatch(self.device)
+        self._timed = axis.size > 1
+        modules = {stage: [part.module for part in own] for stage, own in stages.items()}
+        halves = any(action.kind is Kind.INPUT_GRADIENT for action in actions)
+        self._halves = Halves(modules, self.device) if halves else None
         self._inputs: dict[Key, Tensor] = {}
         self._outputs: dict[Key, Tensor] = {}
         self._gradients: dict[Key, Tensor] = {}
@@ -118,19 +121,17 @@ class Pipeline:
         Returns this rank's part of the summed loss: 0 except on the rank of the last stage.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.stopwatch.start()
         for action in self.actions:
             number, stage = action.microbatch, action.stage
-            if action.moves:
+            if action.kind in COMPUTES:
+                self._await(action)
+                phase = "forward" if action.kind is Kind.FORWARD else "backward"
+                with annotate.phase(phase, microbatch=number, stage=stage):
+                    total += self._compute(action, microbatches[number], divisor)
+            else:
                 with annotate.phase("communication", microbatch=number, stage=stage):
                     self._move(action, microbatches)
-            elif action.kind is Kind.FORWARD:
-                self._await(Kind.RECV_INPUT, stage, number)
-                with annotate.phase("forward", microbatch=number, stage=stage):
-                    total += self._forward(stage, number, microbatches[number], divisor)
-            else:
-                self._await(Kind.RECV_GRADIENT, stage, number)
-                with annotate.phase("backward", microbatch=number, stage=stage):
-                    self._backward(stage, number)
         if self._leaving:
             with annotate.phase("communication", stage=self.axis.index):
                 self._settle(keep=0)
@@ -150,7 +151,7 @@ class Pipeline:
                 with annotate.phase("communication", microbatch=number, stage=stage):
                     self._move(action, microbatches)
             else:
-                self._await(Kind.RECV_INPUT, stage, number)
+                self._await(action)
                 with annotate.phase("evaluation", microbatch=number, stage=stage):
                     total += self._forward(stage, number, microbatches[number], one)
             if action.kind is Kind.SEND_OUTPUT or stage == self.last:
@@ -163,6 +164,23 @@ class Pipeline:
             module.train()
         return total
 
+    def _compute(self, action: Action, batch: Microbatch, divisor: Tensor) -> Tensor | float:
+        """Do what computes, between two marks; the summed loss where it was a forward."""
+        key = action.stage, action.microbatch
+        self.passing.microbatch = action.microbatch
+        loss: Tensor | float = 0.0
+        if self._timed:
+            self.stopwatch.mark()
+        if action.kind is Kind.FORWARD:
+            loss = self._forward(*key, batch, divisor)
+        elif action.kind is Kind.WEIGHT_GRADIENT and self._halves:
+            self._halves.weight_gradient(key)
+        else:
+            self._backward(key, batch)
+        if self._timed:
+            self.stopwatch.mark()
+        return loss
+
     def _forward(self, stage: int, number: int, batch: Microbatch, divisor: Tensor) -> Tensor:
         """Returns the summed loss of the microbatch on the last stage, else 0."""
         self.fault.in_forward(number)
@@ -170,12 +188,7 @@ class Pipeline:
         with self._precision():
             for part in self.stages[stage]:
                 told = (x, batch.documents) if part.mixes and batch.documents else (x,)
-                if part.recomputed:
-                    x = checkpoint(
-                        part.module, *told, use_reentrant=False, preserve_rng_state=False
-                    )
-                else:
-                    x = part.module(*told)
+                x = run(part.module, told, part.keep)
             if stage != self.last:
                 self._outputs[stage, number] = x
                 return torch.zeros((), dtype=torch.float64, device=self.device)
@@ -183,11 +196,18 @@ class Pipeline:
         self._outputs[stage, number] = summed / divisor
         return summed.detach().double()
 
-    def _backward(self, stage: int, number: int) -> None:
+    def _backward(self, key: Key, batch: Microbatch) -> None:
+        """A backward, or in a schedule of halves the first of them."""
+        stage, number = key
         self.fault.in_backward(number)
-        out = self._outputs.pop((stage, number))
-        gradient = None if stage == self.last else self._gradients.pop((stage, number))
-        torch.autograd.backward(out, gradient)
+        out = self._outputs.pop(key)
+        gradient = None if stage == self.last else self._gradients.pop(key)
+        if self._halves:
+            x = self._inputs[key] if stage else batch.inputs
+            self._halves.input_gradient(key, out, gradient, x)
+        else:
+            torch.autograd.backward(out, gradient)
+        self.backward_ended()
 
     def _move(self, action: Action, microbatches: list[Microbatch]) -> None:
         """Begin a send or a receive; it ends in `_settle` or `_await`."""
@@ -209,14 +229,17 @@ class Pipeline:
         self._coming[action.kind, key] = work
         (self._inputs if action.kind is Kind.RECV_INPUT else self._gradients)[key] = tensor
 
-    def _await(self, kind: Kind, stage: int, number: int) -> None:
-        work = self._coming.pop((kind, (stage, number)), None)
+    def _await(self, action: Action) -> None:
+        """Wait for what an action that computes takes from another rank."""
+        forward, key = action.kind is Kind.FORWARD, (action.stage, action.microbatch)
+        kind = Kind.RECV_INPUT if forward else Kind.RECV_GRADIENT
+        work = self._coming.pop((kind, key), None)
         if work is None:
             return
-        with annotate.phase("communication", microbatch=number, stage=stage):
+        with annotate.phase("communication", microbatch=action.microbatch, stage=action.stage):
             work.wait()
-        if kind is Kind.RECV_INPUT:
-            self._inputs[stage, number].requires_grad_()
+        if forward:
+            self._inputs[key].requires_grad_()
 
     def _buffer(self, action: Action, microbatches: list[Microbatch]) -> Tensor:
         """What a send gives, or where a receive lands."""

@@ -42,6 +42,11 @@ class Replicas:
         for one in self.sets:
             one.start()
 
+    def backward_ended(self) -> None:
+        """A backward is over, or the first half of one; gradients may still come."""
+        for one in self.sets:
+            one.backward_ended()
+
     def finish(self) -> None:
         """Wait until every gradient is summed; call once a step, after its last backward."""
         for one in self.sets:

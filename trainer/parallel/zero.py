@@ -231,11 +231,22 @@ class ShardedReplicas:
                 p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch
 
     def wrap(self, module: nn.Module, unit: Unit) -> None:
-        """Stage 3: the unit's values are here while `module` runs, forward or backward."""
+        """Stage 3: the unit's values are here while `module` runs, forward or backward.
 
-        def before(_module: nn.Module, _args: Any) -> None:
-            if not unit.in_backward:  # else: recomputed by checkpointing, and here already
-                self.prefetch.use(unit)
+        They go when the gradient of its input is made: those of its parameters may come much later
+        (see halves.py), with other forwards between.
+        """
+
+        def before(_module: nn.Module, args: Any) -> None:
+            if unit.in_backward:  # recomputed by checkpointing, and here already
+                return
+            self.prefetch.use(unit)
+            if args[0].requires_grad:
+                args[0].register_hook(passed)
+
+        def passed(gradient: Tensor) -> Tensor:
+            self._leave(unit)
+            return gradient
 
         def backward(gradient: Tensor) -> Tensor:
             unit.in_backward = True
@@ -257,6 +268,12 @@ class ShardedReplicas:
         self.prefetch.start()
         for unit in self.buckets:
             unit.reset(self.passes)
+
+    def backward_ended(self) -> None:
+        """A backward is over, or the half of one that needs values."""
+        for unit in self.buckets:
+            if unit.in_backward:  # its input asks for no gradient, which would have told
+                self._leave(unit)
 
     def finish(self) -> None:
         """Reduce what is left and wait until every own share is summed, and is with its pieces."""
@@ -283,13 +300,17 @@ class ShardedReplicas:
         if unit.missing == 0:
             self._reduce(unit)
 
+    def _leave(self, unit: Unit) -> None:
+        """Stage 3: this backward needs the unit's values no longer."""
+        unit.in_backward = False
+        self.prefetch.done(unit)
+
     def _reduce(self, unit: Unit) -> None:
         """Begin to sum a unit's gradients over the ranks that share it."""
         if unit.stage > 1:
             unit.missing = len(unit.parameters)
         if unit.stage == 3:
-            unit.in_backward = False
-            self.prefetch.done(unit)
+            self._leave(unit)
         flat = unit.take(self.sharing.wire)
         summed = flat.new_empty(unit.share)
         unit.passes -= 1

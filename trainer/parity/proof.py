@@ -57,7 +57,9 @@ _ALONE = (
     "parallel.sp=false",
     "parallel.schedule=1f1b",
     "parallel.virtual=1",
+    "parallel.split=even",
     "memory.checkpoint=none",
+    "memory.limit=0",
     "memory.offload=none",
 )
 
@@ -149,7 +151,9 @@ def _describe(config: Config, ranks: int) -> dict[str, Any]:
     told |= {"cp_form": asked.cp_form} if layout.cp > 1 else {}
     told |= {"schedule": asked.schedule} if layout.pp > 1 else {}
     told |= {"virtual": asked.virtual} if asked.virtual > 1 else {}
-    kind = config.memory.checkpoint
+    told |= {"split": ",".join(asked.split)} if asked.split != ("even",) else {}
+    told |= {"dropout": config.model.dropout} if config.model.dropout else {}
+    kind = ",".join(config.memory.checkpoint)
     told |= {"checkpoint": kind} if kind != "none" else {}
     offload = config.memory.offload
     return told | ({"offload": offload} if offload != "none" else {})
