@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from trainer.parallel.plan import Plan
 
 
+class ModelFileError(ConfigError):
+    """What a user's file raised, as one line that names file and line."""
+
+
 @dataclass(frozen=True)
 class Blueprint:
     """A model before it is cut."""
@@ -117,6 +121,9 @@ def _chain_problems(blueprint: Blueprint, name: str) -> list[str]:
     bare = [path for path, part in blueprint.chain if not list(part.parameters())]
     if bare:
         return [f"part {bare[0]!r} of {name} has no parameters: join it to the part before it"]
+    frozen = [path for path, p in blueprint.model.named_parameters() if not p.requires_grad]
+    if frozen:
+        return [f"{frozen[0]} of {name} asks for no gradient; the trainer trains all parameters"]
     held = {p for _, part in blueprint.chain for p in part.parameters()}
     left = [path for path, p in blueprint.model.named_parameters() if p not in held]
     return [f"{left[0]} of {name} belongs to no part of its chain()"] if left else []
@@ -207,7 +214,7 @@ def _load(path: Path) -> Any:
 
 @contextmanager
 def blamed(told: str) -> Iterator[None]:
-    """Turns what the user's file raises into a ConfigError of one line that names file and line.
+    """Turns what the user's file raises into a ModelFileError.
 
     An error that never passed through that file is not its fault, and stays as it is.
     """
@@ -221,7 +228,7 @@ def blamed(told: str) -> Iterator[None]:
         if where is None:
             raise
         message = " ".join(str(getattr(error, "msg", error)).split())
-        raise ConfigError([f"{path}:{where}: {type(error).__name__}: {message}"]) from error
+        raise ModelFileError([f"{path}:{where}: {type(error).__name__}: {message}"]) from error
 
 
 def _place(error: Exception, path: Path) -> int | None:

@@ -25,19 +25,27 @@ FORMATS = ("text", "json", "md", "html")
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
 
-def options(command: _F) -> _F:
-    """Add `--format` (parameter `form`) and `-o FILE` (parameter `output`) to a command."""
-    command = click.option(
-        "-o", "--output", type=click.Path(dir_okay=False), help="write to FILE instead of stdout"
-    )(command)
-    return click.option(
-        "--format",
-        "form",
-        type=click.Choice(FORMATS),
-        default="text",
-        show_default=True,
-        help="form of the answer",
-    )(command)
+def options_of(*forms: str) -> Callable[[_F], _F]:
+    """Adds `--format` (parameter `form`) and `-o FILE` (parameter `output`) to a command."""
+
+    def add(command: _F) -> _F:
+        command = click.option(
+            "-o", "--output", type=click.Path(dir_okay=False), help="write to FILE, not to stdout"
+        )(command)
+        return click.option(
+            "--format",
+            "form",
+            type=click.Choice(forms),
+            default="text",
+            show_default=True,
+            help="form of the answer",
+        )(command)
+
+    return add
+
+
+options = options_of(*FORMATS)
+"""Those of a command that answers with a report."""
 
 
 def fail_on(command: _F) -> _F:

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from diag.commands._output import write
+from diag.commands._output import options_of, write
 
 NAMES = {"overhead": "what being watched costs a job"}
 
@@ -19,8 +19,7 @@ def _number(value: float | None) -> str:
 @click.command("bench", short_help="measure ourselves")
 @click.argument("name", type=click.Choice(list(NAMES)), default="overhead")
 @click.option("--rounds", type=click.IntRange(min=2), default=7, show_default=True)
-@click.option("--format", "form", type=click.Choice(("text", "json")), default="text")
-@click.option("-o", "--output", type=click.Path(dir_okay=False))
+@options_of("text", "json")
 def command(name: str, rounds: int, form: str, output: str | None) -> int:
     """Measure NAME; each comparison is interleaved and repeated ROUNDS times."""
     from diag.bench.rows import machine

@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("explain", short_help="what a cause is, what decides it, its cures")
 @click.argument("cause", metavar="CAUSE")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json", "md")),
-    default="text",
-    show_default=True,
-    help="form of the answer",
-)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="write to FILE")
+@_output.options_of("text", "json", "md")
 def command(cause: str, form: str, output: str | None) -> int:
     """Explain CAUSE, such as hang.rank-died (or just rank-died)."""
     found = _find(cause)

@@ -1,14 +1,16 @@
 """`diag parity`: is a parallel configuration of the trainer equal to one process?
 
-In: the trainer's own settings, or --matrix. Out: a row a layout: equal or not, the worst relative
-difference, and the first module and parameter that differs. Everything runs in float64 on gloo
-ranks of this machine, which live on between layouts. Exit codes: 0 equal, 1 not, 2 bad settings.
+In: the trainer's own settings, or --matrix; a model of your own with --model. Out: a row a layout:
+equal or not, the worst relative difference, and the first module and parameter that differs.
+Everything runs on gloo ranks of this machine, which live on between layouts. Exit codes: 0 equal,
+1 not, 2 settings or a model that cannot work.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,25 +20,35 @@ from diag.commands import _output
 if TYPE_CHECKING:
     from trainer.parity.proof import Row
 
+DTYPES = ("float64", "float32", "bfloat16")
+
 
 @click.command("parity", short_help="prove a parallel config equal to one process")
 @click.argument("settings", nargs=-1, metavar="[section.key=value]...")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="the trainer's TOML")
 @click.option("--matrix", is_flag=True, help="every axis alone, every pair, and some threes")
-@click.option("--ranks", type=click.IntRange(1, 64), help="ranks; default: what the axes ask for")
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json", "md")),
-    default="text",
-    show_default=True,
-    help="form of the answer",
+    "--model",
+    metavar="FILE.py[:FACTORY]",
+    help="a model of your own (trainer/examples/gpt.py shows one); the file is run",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="write to FILE")
+@click.option("--layers", is_flag=True, help="compare the outputs of every module too")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default=DTYPES[0],
+    show_default=True,
+    help="arithmetic; below float64 only faults larger than its rounding are seen",
+)
+@click.option("--ranks", type=click.IntRange(1, 64), help="ranks; default: what the axes ask for")
+@_output.options_of("text", "json", "md")
 def command(
     settings: tuple[str, ...],
     config: str | None,
     matrix: bool,
+    model: str | None,
+    layers: bool,
+    dtype: str,
     ranks: int | None,
     form: str,
     output: str | None,
@@ -45,18 +57,20 @@ def command(
     from trainer.config import ConfigError
     from trainer.parity.proof import prove
 
+    if model:
+        settings = (*settings, f"model.file={model}")
+    rows: list[Row] = []
     try:
-        rows = []
         cases = _cases(settings, config, matrix=matrix, ranks=ranks)
-        for row in prove(cases):
+        began = time.monotonic()
+        for row in prove(cases, dtype, layers=layers):
+            if row.refused and not matrix:
+                raise ConfigError(list(row.refused))
             rows.append(row)
-            if sys.stderr.isatty() and len(cases) > 1:
-                click.echo(f"\r{len(rows)}/{len(cases)} {_line(row):<70}", err=True, nl=False)
+            _progress(rows, len(cases), time.monotonic() - began)
     except ConfigError as error:
         raise click.UsageError("; ".join(error.problems)) from error
-    if sys.stderr.isatty() and len(cases) > 1:
-        click.echo("", err=True)
-    _output.write(_answer(rows, form), output)
+    _output.write(_answer(rows, dtype, form), output)
     return 0 if all(row.first is None for row in rows) else 1
 
 
@@ -65,7 +79,8 @@ def _cases(
 ) -> list[tuple[tuple[str, ...], int]]:
     """(settings, ranks) of each run; without a config the model is a small one."""
     from trainer.parity import matrix as layouts
-    from trainer.parity.proof import SMALL, ranks_of
+    from trainer.parity.cases import SMALL
+    from trainer.parity.proof import ranks_of
 
     base = ("--config", config) if config else SMALL
     if matrix:
@@ -75,29 +90,48 @@ def _cases(
     return [(one, ranks if ranks and not matrix else ranks_of(one)) for one in each]
 
 
-def _answer(rows: list[Row], form: str) -> str:
+def _progress(rows: list[Row], total: int, seconds: float) -> None:
+    """One line on a terminal, written over: how many are done, how long the rest may take."""
+    if total == 1 or not sys.stderr.isatty():
+        return
+    left = seconds / len(rows) * (total - len(rows))
+    told = f"{len(rows)}/{total}  {left // 60:.0f}:{left % 60:02.0f} left  {_name(rows[-1])}"
+    wide = _output.terminal_width() - 1
+    click.echo(f"\r{told[:wide]:<{wide}}", err=True, nl=len(rows) == total)
+
+
+def _answer(rows: list[Row], dtype: str, form: str) -> str:
     if form == "json":
-        told: dict[str, Any] = {"schema": "diag.parity/1", "dtype": "float64"}
-        return json.dumps(told | {"rows": [row.as_json() for row in rows]}, indent=2)
+        told: dict[str, Any] = {"schema": "diag.parity/1", "dtype": dtype}
+        return _output.as_text(told | {"rows": [row.as_json() for row in rows]})
     if form == "md":
         lines = ["| layout | equal | worst relative | first difference |", "|---|---|---|---|"]
-        lines += [
-            f"| {_name(row)} | {'no' if row.first else 'yes'} | {row.worst:.1e} "
-            f"| {row.first or ''} |"
-            for row in rows
-        ]
+        lines += [f"| {_name(row)} | {' | '.join(_cells(row))} |" for row in rows]
         return "\n".join(lines) + "\n"
-    equal = sum(row.first is None for row in rows)
+    ran = [row for row in rows if not row.refused]
+    equal = sum(row.first is None for row in ran)
     wide = max(len(_name(row)) for row in rows)
-    lines = [f"  {equal} of {len(rows)} layout(s) equal one process in float64", ""]
+    lines = [f"  {equal} of {len(ran)} layout(s) equal one process in {dtype}", ""]
     lines += [f"  {_name(row):<{wide}}  {_line(row)}" for row in rows]
+    left = sorted({re.sub(r"\.\d+\b", ".*", one) for row in rows for one in row.left_out})
+    if left:
+        lines += ["", f"  not compared: {', '.join(left)}"]
     return "\n".join(lines) + "\n"
 
 
+def _cells(row: Row) -> tuple[str, str, str]:
+    if row.refused:
+        return "refused", "", "; ".join(row.refused)
+    return "no" if row.first else "yes", f"{row.worst:.1e}", str(row.first or "")
+
+
 def _line(row: Row) -> str:
-    if row.first is None:
-        return f"equal      worst {row.worst:.1e}  {row.seconds:5.1f} s"
-    return f"NOT EQUAL  {row.first}"
+    if row.refused:
+        return f"refused    {'; '.join(row.refused)}"
+    if row.first is not None:
+        return f"NOT EQUAL  {row.first}"
+    modules = f"  {row.modules} modules" if row.modules is not None else ""
+    return f"equal      worst {row.worst:.1e}{modules}  {row.seconds:5.1f} s"
 
 
 def _name(row: Row) -> str:

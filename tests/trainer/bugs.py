@@ -1,17 +1,20 @@
 """Bugs that parallel trainers really have had, planted on demand into ours.
 
-A test plants each and asks whether the comparison with one process notices.
+A test plants each and asks whether the comparison with one process notices, and names the place.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
+from torch.nn import functional as F  # noqa: N812
 
 from trainer import optim
-from trainer.model import IGNORE
+from trainer.model import IGNORE, rotary_table
+from trainer.parallel import context, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,35 +26,46 @@ if TYPE_CHECKING:
     from trainer.documents import Documents, Tile
     from trainer.loop import Trainer
     from trainer.mesh import Axis
+    from trainer.parallel.zero import Unit
+
+    Plant = Callable[[Trainer], AbstractContextManager[object]]
 
 
 def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
     """The bug, for as long as the context is open."""
-    plant = {
-        "summed instead of averaged": _loss_by_local_tokens(1),
-        "loss by local tokens": _loss_by_local_tokens(trainer.mesh["dp"].size),
-        "clip by the local norm": _local_norm,
-        "norm counts replicas": _norm_counts_replicas,
-        "accumulation scaled twice": _scaled_twice,
-        "no sum at the entry": _no_entry_sum,
-        "no sum of norm weights": _no_norm_sum,
-        "ring gradient stays": _ring_gradient_stays,
-        "documents end at the rank": _documents_end_at_the_rank,
-    }[name]
-    return plant(trainer)
+    return _PLANTS[name](trainer)
 
 
-def _loss_by_local_tokens(divisor: int) -> Callable[[Trainer], AbstractContextManager[object]]:
-    """Each replica divides by its own tokens; then dp sums (divisor 1) or averages."""
+def _summed_not_averaged(trainer: Trainer) -> AbstractContextManager[object]:
+    """Each replica takes the mean over its own tokens; their gradients are summed, not averaged."""
+    return _gradients_times(trainer, trainer.mesh["dp"].size)
 
-    def plant(trainer: Trainer) -> AbstractContextManager[object]:
-        def count(batches: list[Microbatch]) -> torch.Tensor:
-            valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
-            return torch.stack((valid.double() * divisor, valid.double()))
 
-        return mock.patch.object(trainer, "_count", count)
+def _scaled_twice(trainer: Trainer) -> AbstractContextManager[object]:
+    """Gradients are divided by the number of microbatches although the loss already was."""
+    return _gradients_times(trainer, 1 / trainer.built.buckets.passes)
 
-    return plant
+
+def _gradients_times(trainer: Trainer, factor: float) -> AbstractContextManager[object]:
+    buckets = trainer.built.buckets
+    real = buckets.finish
+
+    def finish() -> None:
+        real()
+        for piece in trainer.built.pieces.values():
+            piece.grad.mul_(factor)
+
+    return mock.patch.object(buckets, "finish", finish)
+
+
+def _loss_by_local_tokens(trainer: Trainer) -> AbstractContextManager[object]:
+    """Each replica divides by its own tokens, and dp averages: right where all have as many."""
+
+    def count(batches: list[Microbatch]) -> torch.Tensor:
+        valid = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
+        return torch.stack((valid.double() * trainer.mesh["dp"].size, valid.double()))
+
+    return mock.patch.object(trainer, "_count", count)
 
 
 def _local_norm(trainer: Trainer) -> AbstractContextManager[object]:
@@ -70,22 +84,14 @@ def _norm_counts_replicas(trainer: Trainer) -> AbstractContextManager[object]:
     return mock.patch.object(type(trainer.mesh), "owns", lambda _mesh, _sharded: True)
 
 
-def _scaled_twice(trainer: Trainer) -> AbstractContextManager[object]:
-    """Gradients are divided by the number of microbatches although the loss already was."""
-    buckets = trainer.built.buckets
-    real = buckets.finish
-
-    def finish() -> None:
-        real()
-        for bucket in buckets.buckets:
-            bucket.flat.div_(buckets.passes)
-
-    return mock.patch.object(buckets, "finish", finish)
+def _no_sum_over_cp(trainer: Trainer) -> AbstractContextManager[object]:
+    """Gradients are summed over dp only, though cp ranks saw other tokens."""
+    (own,) = trainer.built.buckets.sets
+    return mock.patch.object(own, "axis", trainer.mesh["dp"])
 
 
 def _ring_gradient_stays(trainer: Trainer) -> AbstractContextManager[object]:
     """Each rank keeps the key and value gradients that it last held, instead of its own."""
-    from trainer.parallel import context
 
     def stay(way: context._Way, own: torch.Tensor) -> torch.Tensor:
         context._arrived(way)
@@ -96,14 +102,26 @@ def _ring_gradient_stays(trainer: Trainer) -> AbstractContextManager[object]:
 
 def _documents_end_at_the_rank(trainer: Trainer) -> AbstractContextManager[object]:
     """Keys that come from other ranks are masked by causality alone."""
-    from trainer.parallel import context
-
     real = context._tiles
 
     def tiles(turn: int, query: Tensor, documents: Documents | None, axis: Axis) -> Iterator[Tile]:
         return real(turn, query, documents if turn == 0 else None, axis)
 
     return mock.patch.object(context, "_tiles", tiles)
+
+
+def _local_positions(trainer: Trainer) -> AbstractContextManager[object]:
+    """Rotary angles of positions 0, 1, ... on every cp rank, whatever it holds."""
+
+    def table(
+        module: context.ContextParallelAttention,
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor]:
+        return rotary_table(length, module.head, module.rope_base, dtype, device)
+
+    return mock.patch.object(context.ContextParallelAttention, "table", table)
 
 
 def _no_norm_sum(trainer: Trainer) -> AbstractContextManager[object]:
@@ -113,8 +131,81 @@ def _no_norm_sum(trainer: Trainer) -> AbstractContextManager[object]:
 
 def _no_entry_sum(trainer: Trainer) -> AbstractContextManager[object]:
     """The backward sum before the column-parallel layers is missing."""
-    from trainer.parallel import tensor
-
     return mock.patch.object(
         tensor._CopyIn, "backward", staticmethod(lambda _ctx, grad: (grad, None))
     )
+
+
+def _bias_on_every_rank(trainer: Trainer) -> AbstractContextManager[object]:
+    """A row-parallel layer adds its bias before the sum, and so once a rank."""
+
+    def forward(module: tensor.RowParallelLinear, x: Tensor) -> Tensor:
+        return module.doors.leave(F.linear(x, module.weight, module.bias))
+
+    return mock.patch.object(tensor.RowParallelLinear, "forward", forward)
+
+
+def _tied_gradient_once(trainer: Trainer) -> AbstractContextManager[object]:
+    """Embedding and head share a matrix, and only the head's gradient reaches it."""
+    real = F.embedding
+
+    def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+        return real(ids, weight.detach())
+
+    return mock.patch.object(tensor.F, "embedding", embedding)
+
+
+def _last_stage_scales_again(trainer: Trainer) -> AbstractContextManager[object]:
+    """The last stage divides its loss by the microbatches, as well as by the tokens."""
+    pipeline = trainer.built.pipeline
+    real = pipeline.loss.forward
+
+    def forward(*given: Tensor) -> Tensor:
+        summed = real(*given)
+        return summed.detach() + (summed - summed.detach()) / trainer.built.buckets.passes
+
+    return mock.patch.object(pipeline.loss, "forward", forward)
+
+
+def _stale_weights(trainer: Trainer) -> AbstractContextManager[object]:
+    """ZeRO 3 gathers what the shares were at the start, not what they became."""
+    stack = ExitStack()
+    for unit in trainer.built.buckets.buckets:
+        stack.enter_context(mock.patch.object(unit, "fetch", _fetch_of_old(unit)))
+    return stack
+
+
+def _fetch_of_old(unit: Unit) -> Callable[[], None]:
+    real, old = unit.fetch, unit.own.clone()
+
+    def fetch() -> None:
+        own, unit.own = unit.own, old
+        real()
+        unit.own = own
+
+    return fetch
+
+
+def _never_gathered(trainer: Trainer) -> AbstractContextManager[object]:
+    """ZeRO 1 updates each rank's share and does not tell the others."""
+    return mock.patch.object(trainer.built.buckets, "updated", lambda: None)
+
+
+_PLANTS: dict[str, Plant] = {
+    "summed instead of averaged": _summed_not_averaged,
+    "loss by local tokens": _loss_by_local_tokens,
+    "clip by the local norm": _local_norm,
+    "norm counts replicas": _norm_counts_replicas,
+    "accumulation scaled twice": _scaled_twice,
+    "no sum at the entry": _no_entry_sum,
+    "no sum of norm weights": _no_norm_sum,
+    "no sum over cp": _no_sum_over_cp,
+    "ring gradient stays": _ring_gradient_stays,
+    "documents end at the rank": _documents_end_at_the_rank,
+    "positions of the own rank": _local_positions,
+    "bias added on every rank": _bias_on_every_rank,
+    "tied gradient of one use": _tied_gradient_once,
+    "last stage scales again": _last_stage_scales_again,
+    "stale weights": _stale_weights,
+    "shares not gathered": _never_gathered,
+}

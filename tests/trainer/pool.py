@@ -32,6 +32,7 @@ class Case:
     settings: tuple[str, ...]
     bug: str = ""
     world: int = WORLD
+    layers: bool = False
 
 
 def train(case: Case, world: int) -> Part:
@@ -43,7 +44,7 @@ def train(case: Case, world: int) -> Part:
         bugs.planted(case.bug, trainer) if case.bug else nullcontext()
     )
     with planted:
-        part = follow(trainer)
+        part = follow(trainer, layers=case.layers, then=recorder)
     part.extra = recorder
     annotate.listen(None)
     return part

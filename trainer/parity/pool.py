@@ -34,8 +34,28 @@ _GRACE = 3.0
 """Seconds in which the peers of a failed rank may still say what they saw."""
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank has no answer."""
+
+    kind: str
+    """Name of the exception's class; empty where there was none."""
+    says: str
+    trace: str = ""
+
+    @property
+    def line(self) -> str:
+        """Both, in a line."""
+        first = (self.says.splitlines() or [""])[0]
+        return f"{self.kind}: {first}" if self.kind else first
+
+
 class RanksFailedError(Exception):
     """A rank raised or ended; the text is the first one's traceback."""
+
+    def __init__(self, first: Failure) -> None:
+        super().__init__(first.trace or first.says)
+        self.first = first
 
 
 @dataclass(frozen=True)
@@ -64,7 +84,7 @@ class Pool:
             pipe.send(_Job(case, rank, world, store))
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + _PATIENCE
-        failed: dict[int, str] = {}
+        failed: dict[int, Failure] = {}
         while len(answers) + len(failed) < world and time.monotonic() < deadline:
             silent = [rank for rank in range(world) if rank not in answers | failed]
             ready = wait([self._ranks[rank][1] for rank in silent], timeout=1.0)
@@ -79,8 +99,8 @@ class Pool:
                     failed[rank] = answer
         if len(answers) < world:
             self._end()
-            why = next(iter(failed.values()), f"no answer within {_PATIENCE:.0f} s")
-            raise RanksFailedError(why)
+            late = Failure("", f"no answer within {_PATIENCE:.0f} s")
+            raise RanksFailedError(next(iter(failed.values()), late))
         return [answers[rank] for rank in range(world)]
 
     def close(self) -> None:
@@ -114,7 +134,7 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
     try:
         good, answer = pipe.recv()
     except EOFError:
-        return False, "a rank ended without a word"
+        return False, Failure("", "a rank ended without a word")
     return bool(good), answer
 
 
@@ -143,6 +163,7 @@ def _serve(work: Work, pipe: Connection) -> None:
             answer = (True, work(job.case, job.world))
             if job.world > 1:
                 dist.destroy_process_group()
-        except Exception:  # noqa: BLE001 (told to the pool, which ends this process)
-            answer = (False, traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 (told to the pool, which ends this process)
+            why = Failure(type(error).__name__, str(error), traceback.format_exc())
+            answer = (False, why)
         pipe.send(answer)

@@ -1,67 +1,33 @@
-"""Is this layout equal to one process? The question put to real ranks, in float64.
+"""Is this layout equal to one process? The question put to real ranks.
 
 In: settings as the trainer takes them. Out: `Row`: how far the ranks were from one process, and the
-first thing that differed. One process runs the same settings without any parallelism.
+first thing that differed. One process runs the same settings, in the same arithmetic, without any
+parallelism.
 No torch here: it is the ranks that import it.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainer.config import ConfigError
 from trainer.layout import resolve
-from trainer.parity.outcome import Difference, Part, compare
+from trainer.parity.bounds import bounds
+from trainer.parity.cases import ALONE, FIXED, Case
+from trainer.parity.compare import compare
 from trainer.parity.pool import Pool, RanksFailedError
-from trainer.parity.work import STEPS, run
+from trainer.parity.verdict import Difference
+from trainer.parity.work import run
 from trainer.settings import load, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trainer.config import Config
-
-BOUND = 1e-10
-"""Largest relative difference: float64 leaves about 1e-15, a wrong factor at least 1e-3."""
-SMALL = (
-    "train.global_batch=8",
-    "train.microbatch=1",
-    "train.sequence=24",
-    "model.layers=4",
-    "model.width=32",
-    "model.heads=8",
-    "model.kv_heads=4",
-    "model.mlp=48",
-    "optim.warmup=1",
-    "optim.clip=0.5",
-    "parallel.bucket=20000",
-    "eval.every=3",
-    "eval.batches=1",
-)
-"""A model of which every part can be cut, small enough for a laptop."""
-_EXACT = (
-    "train.dtype=float64",
-    "train.device=cpu",
-    f"train.steps={STEPS}",
-    "faults.kind=none",
-)
-_ALONE = (
-    "parallel.dp=1",
-    "parallel.tp=1",
-    "parallel.pp=1",
-    "parallel.cp=1",
-    "parallel.ep=1",
-    "parallel.zero=0",
-    "parallel.replicate=1",
-    "parallel.sp=false",
-    "parallel.schedule=1f1b",
-    "parallel.virtual=1",
-    "parallel.split=even",
-    "memory.checkpoint=none",
-    "memory.limit=0",
-    "memory.offload=none",
-)
+    from trainer.parity.outcome import Part
 
 
 @dataclass(frozen=True)
@@ -74,14 +40,20 @@ class Row:
     first: Difference | None
     """None: equal."""
     seconds: float
+    refused: tuple[str, ...] = ()
+    """Why the user's model cannot be laid out so; then nothing ran, and it is not unequal."""
+    modules: int | None = None
+    """Whose outputs were compared; None where nobody asked."""
+    left_out: tuple[str, ...] = ()
+    """What could not be compared."""
 
     def as_json(self) -> dict[str, Any]:
         """As the schema diag.parity/1 has it."""
         first = self.first
-        return {
+        told: dict[str, Any] = {
             "layout": self.layout,
-            "equal": first is None,
-            "worst_relative": self.worst if self.worst < float("inf") else None,
+            "equal": None if self.refused else first is None,
+            "worst_relative": self.worst if math.isfinite(self.worst) else None,
             "first_difference": first
             and {
                 "what": first.what,
@@ -91,6 +63,9 @@ class Row:
             },
             "seconds": round(self.seconds, 2),
         }
+        told |= {"modules_compared": self.modules} if self.modules is not None else {}
+        told |= {"refused": list(self.refused)} if self.refused else {}
+        return told | {"not_compared": list(self.left_out)}
 
 
 def ranks_of(settings: Sequence[str]) -> int:
@@ -99,21 +74,27 @@ def ranks_of(settings: Sequence[str]) -> int:
     return max(1, asked.dp) * asked.tp * asked.pp * asked.cp
 
 
-def prove(cases: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[Row]:
-    """A row for each (settings, ranks), as it is found. Raises ConfigError before anything runs."""
-    full = [((*settings, *_EXACT), ranks) for settings, ranks in cases]
-    configs = [load(list(settings), ranks) for settings, ranks in full]
-    for settings, _ in full:
-        load([*settings, *_ALONE], 1)
+def prove(
+    cases: Sequence[tuple[tuple[str, ...], int]], dtype: str = "float64", *, layers: bool = False
+) -> Iterator[Row]:
+    """A row for each (settings, ranks), as it is found; `layers`: outputs of every module too.
+
+    Raises ConfigError before any row where settings cannot work, or one process cannot run them.
+    """
+    fixed = (*FIXED, f"train.dtype={dtype}")
+    full = [(Case((*settings, *fixed), layers), ranks) for settings, ranks in cases]
+    configs = [load(list(case.settings), ranks) for case, ranks in full]
+    for case, _ in full:
+        load([*case.settings, *ALONE], 1)
     known: dict[tuple[str, ...], Part] = {}
     pool = Pool(run)
     try:
-        for (settings, ranks), config in zip(full, configs, strict=True):
+        for (case, ranks), config in zip(full, configs, strict=True):
             began = time.monotonic()
-            base = _base(settings)
+            base = _base(case.settings)
             if base not in known:
-                known[base] = pool.run((*base, *_ALONE), 1)[0]
-            yield _row(pool, settings, ranks, config, known[base], began)
+                known[base] = _alone(pool, Case((*base, *ALONE), layers))
+            yield _row(pool, case, ranks, config, known[base], began)
     finally:
         pool.close()
 
@@ -123,17 +104,38 @@ def _base(settings: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(one for one in settings if not one.startswith(("parallel.", "memory.", "mesh.")))
 
 
-def _row(
-    pool: Pool, settings: tuple[str, ...], ranks: int, config: Config, true: Part, began: float
-) -> Row:
-    layout = _describe(config, ranks)
+def _alone(pool: Pool, case: Case) -> Part:
+    """One process; what it cannot run is no question of layout."""
     try:
-        verdict = compare(pool.run(settings, ranks), true, BOUND)
+        part: Part = pool.run(case, 1)[0]
     except RanksFailedError as error:
-        why = str(error).strip().splitlines()[-1]
-        first = Difference(f"a rank failed: {why}", None, (), float("inf"))
-        return Row(layout, float("inf"), first, time.monotonic() - began)
-    return Row(layout, verdict.worst.relative, verdict.first, time.monotonic() - began)
+        why = error.first
+        own = why.kind in {ConfigError.__name__, "ModelFileError"}
+        raise ConfigError(why.says.splitlines() if own else [why.line]) from error
+    return part
+
+
+def _row(pool: Pool, case: Case, ranks: int, config: Config, true: Part, began: float) -> Row:
+    layout = _describe(config, ranks)
+    products = sum(len(shape) > 1 for shape in true.shapes.values())
+    try:
+        parts = pool.run(case, ranks)
+    except RanksFailedError as error:
+        took, why = time.monotonic() - began, error.first
+        if why.kind == ConfigError.__name__:
+            return Row(layout, math.nan, None, took, refused=tuple(why.says.splitlines()))
+        what = f"a rank failed: {why.says if why.kind == 'ModelFileError' else why.line}"
+        return Row(layout, math.inf, Difference(what, None, None, (), math.inf, 0.0), took)
+    verdict = compare(parts, true, bounds(config.train.dtype, products))
+    took = time.monotonic() - began
+    return Row(
+        layout=layout,
+        worst=verdict.worst.relative,
+        first=verdict.first,
+        seconds=took,
+        modules=verdict.modules if case.layers else None,
+        left_out=verdict.left_out,
+    )
 
 
 def _describe(config: Config, ranks: int) -> dict[str, Any]:

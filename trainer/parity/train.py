@@ -6,53 +6,43 @@ Out: a `Part`. Nothing is gathered: each rank brings what it holds and says of w
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
+from trainer.blueprint import blamed
 from trainer.loop import Trainer
-from trainer.parity.outcome import Fragment, Part
-from trainer.parity.work import STEPS
+from trainer.parity import listen
+from trainer.parity.cases import STEPS
+from trainer.parity.outcome import Part
 from trainer.settings import load
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collectors import annotate
+    from trainer.parity.cases import Case
 
-    from trainer.place import Place
 
-
-def train(settings: tuple[str, ...], world: int) -> Part:
+def train(case: Case, world: int) -> Part:
     """Run STEPS optimizer steps with these settings on this rank of `world`."""
-    return follow(Trainer(load(list(settings), world), world, torch.device("cpu")))
+    config = load(list(case.settings), world)
+    with blamed(config.model.file) if config.model.file else nullcontext():
+        return follow(Trainer(config, world, torch.device("cpu")), layers=case.layers)
 
 
-def follow(trainer: Trainer) -> Part:
-    """Run STEPS steps of a trainer and note what they came to."""
-    built = trainer.built
-    part = Part(shapes={path: tuple(shape) for path, shape in built.shapes.items()})
-    for number in range(STEPS):
-        result = trainer.step(number)
-        part.losses.append(result.loss)
-        part.norms.append(result.grad_norm)
-        part.tokens.append(result.tokens)
-        if result.evaluation is not None:
-            part.evaluations.append(result.evaluation)
-        part.gradients.append(
-            {
-                path: fragment(piece.grad, built.places[path])
-                for path, piece in built.pieces.items()
-                if piece.grad is not None
-            }
-        )
-    if trainer.config.parallel.zero == 3:
-        part.weights = {path: fragment(p, built.places[path]) for path, p in built.pieces.items()}
-    else:  # under zero 1 and 2 each rank has its whole shard again
-        part.weights = {
-            path: fragment(p, built.shards[path]) for path, p in built.parameters.items()
-        }
+def follow(
+    trainer: Trainer, *, layers: bool = False, then: annotate.Listener | None = None
+) -> Part:
+    """Run STEPS steps of a trainer and note what they came to; `then` hears what they tell."""
+    shapes = {path: tuple(shape) for path, shape in trainer.built.shapes.items()}
+    part = Part(shapes=shapes, start=listen.weights(trainer))
+    with listen.Watch(trainer, layers=layers, then=then) as watch:
+        for number in range(STEPS):
+            result = trainer.step(number)
+            step = watch.current
+            step.loss, step.norm, step.tokens = result.loss, result.grad_norm, result.tokens
+            step.evaluation = result.evaluation
+            step.clipped = listen.gradients(trainer)
+            step.weights = listen.weights(trainer)
+            part.steps.append(step)
     return part
-
-
-def fragment(values: Tensor, place: Place) -> Fragment:
-    """A copy of what this rank holds, and where it belongs."""
-    return Fragment(values.detach().flatten().numpy().copy(), place)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trainer.parity.cases import Case
     from trainer.parity.outcome import Part
 
-STEPS = 3
-"""Optimizer steps of a parity run: moments and weights of earlier steps then matter."""
 
-
-def run(settings: tuple[str, ...], world: int) -> Part:
+def run(case: Case, world: int) -> Part:
     """The trainer with these settings on this rank of `world`."""
     from trainer.parity.train import train
 
-    return train(settings, world)
+    return train(case, world)
