@@ -1,10 +1,9 @@
 """`python -m trainer` (one process) or `torchrun --nproc-per-node N -m trainer` (N ranks).
 
-In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout,
-or with --show-schedule the schedule of the pipeline in characters, and no training.
-Exit 0 after the last step, 2 with one line a problem when the configuration cannot work, 130 when
-interrupted. Torch is imported only once the configuration is sound. A failure in training is left
-to be seen as it is.
+In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout.
+Exit 0 after the last step, 1 when the last checkpoint could not be written, 2 with one line a
+problem when the configuration cannot work, 130 when interrupted. Torch is imported only once the
+configuration is sound. A failure in training is left to be seen as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer.config import ConfigError
@@ -35,7 +35,7 @@ def main() -> int:
         if SHOW in arguments:
             _say(_schedule([one for one in arguments if one != SHOW], world), rank)
             return 0
-        _train(load(arguments, world), rank, world)
+        return _train(load(arguments, world), rank, world)
     except ConfigError as error:
         if rank == 0:
             for problem in error.problems:
@@ -45,7 +45,6 @@ def main() -> int:
         if rank == 0:
             print("trainer: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    return 0
 
 
 def _schedule(arguments: list[str], world: int) -> str:
@@ -57,10 +56,11 @@ def _schedule(arguments: list[str], world: int) -> str:
     return schedule_drawn(load(arguments, max(ranks, world)), max(ranks, world))
 
 
-def _train(config: Config, rank: int, world: int) -> None:
+def _train(config: Config, rank: int, world: int) -> int:
     import torch
 
     from trainer import banner, progress, ranks
+    from trainer.checkpoint.saver import Saver
     from trainer.loop import Trainer
     from trainer.metrics import Metrics
 
@@ -73,10 +73,12 @@ def _train(config: Config, rank: int, world: int) -> None:
     parameters[rank] = own
     trainer.mesh.sum_over_world(parameters)
     _say(banner.banner(trainer, parameters.tolist()), rank)
+    saver = Saver(trainer, say=partial(_say, rank=rank), warn=_warn)
+    begin = saver.resume()
     began = time.perf_counter()
     since: list[StepResult] = []
     first: StepResult | None = None
-    for number in range(config.train.steps):
+    for number in range(begin, config.train.steps):
         since.append(trainer.step(number))
         first = first or since[-1]
         if metrics:
@@ -87,9 +89,18 @@ def _train(config: Config, rank: int, world: int) -> None:
             if last:
                 _say(progress.ending(first, since[-1], time.perf_counter() - began), rank)
             since = []
+        saver.after(number)
+    if first is None:
+        _say(f"nothing left to do: train.steps={config.train.steps} are done", rank)
+    good = saver.close()
     if metrics:
         metrics.close()
     ranks.leave()
+    return 0 if good else 1
+
+
+def _warn(line: str) -> None:
+    print(f"trainer: {line}", file=sys.stderr, flush=True)
 
 
 def _say(text: str, rank: int) -> None:

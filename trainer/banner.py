@@ -202,6 +202,7 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
         ("sharing", _sharing(trainer)),
         ("host memory", _HOST[config.memory.offload]),
         ("learning rate", _rate(config)),
+        ("checkpoints", _checkpoints(config)),
         ("clipping", f"global norm {clip:g}" if clip else "off: optim.clip=0"),
         (
             "precision",
@@ -253,3 +254,12 @@ def _reductions(train: TrainConfig) -> str:
     if train.dtype in {"bfloat16", "float16"}:
         return "gradients summed over dp in float32: a sum in half precision would round"
     return f"gradients summed over dp in {train.dtype}, that of the weights"
+
+
+def _checkpoints(config: Config) -> str:
+    asked = config.checkpoint
+    if not asked.folder:
+        return "none: checkpoint.folder is empty"
+    when = f"every {asked.every} steps and " if asked.every else ""
+    how = "while training goes on" if asked.background else "while training waits"
+    return f"{when}after the last step in {asked.folder}, {how}; the last {asked.keep} are kept"

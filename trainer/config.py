@@ -248,6 +248,23 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept of a run, so that it goes on after whatever ended it, on any layout."""
+
+    folder: str = ""
+    """Where checkpoints go, seen by all ranks; empty: none are written."""
+    every: int = 0
+    """Steps between checkpoints; 0: only one, after the last step, which always has one."""
+    keep: int = 2
+    """Checkpoints that stay; older ones of this run are removed."""
+    resume: str = "auto"
+    """auto: from the newest in `folder`, or from the start where it has none; none: from the start;
+    else the path of a checkpoint of your own (it holds a pickle: none from strangers)."""
+    background: bool = True
+    """Copy and write while training goes on; false: training waits, and no copy takes memory."""
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """What is printed and written."""
 
@@ -296,5 +313,6 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     faults: FaultConfig = FaultConfig()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.config import ALWAYS, AXES
+from trainer.limits import checkpoint as checkpoint_limits
 from trainer.limits import data as data_limits
 from trainer.limits import expert, numbers, sharing, stages
 
@@ -62,6 +63,7 @@ def problems(config: Config, world: int) -> list[str]:
     if of_layout:
         found.append(_nearest_line(config, layout, world))
     found += stages.list_problems(config, layout)
+    found += checkpoint_limits.problems(config)
     order = config.mesh.order
     needed = [axis for axis in AXES if axis in ALWAYS or layout.size(axis) > 1]
     if set(needed) - set(order) or set(order) - {*AXES, "ep"} or len(set(order)) < len(order):

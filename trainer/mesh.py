@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,13 @@ from collectors import annotate
 from trainer.config import ALWAYS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainer.layout import Layout
+
+T = TypeVar("T")
 
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -136,6 +138,29 @@ class Mesh:
         """Sum in place over all ranks, on the default group."""
         if self.world > 1:
             dist.all_reduce(tensor)
+
+    def from_first(self, ask: Callable[[], T]) -> T:
+        """What rank 0 answers, on every rank; the objects are pickled."""
+        answers = [ask() if self.rank == 0 else None]
+        if self.world > 1:
+            dist.broadcast_object_list(answers, src=0)
+        return cast("T", answers[0])
+
+    def to_first(self, own: T) -> list[T] | None:
+        """Everybody's `own` by rank, on rank 0; the objects are pickled."""
+        if self.world == 1:
+            return [own]
+        everybody: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(own, everybody, dst=0)
+        return everybody
+
+    def deal(self, shares: list[T] | None) -> T:
+        """Each rank's share of what rank 0 brings, by rank; the objects are pickled."""
+        if self.world == 1 and shares:
+            return shares[0]
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, shares, src=0)
+        return cast("T", own[0])
 
     def owns(self, sharded_over: frozenset[str]) -> bool:
         """Whether this rank is the one that counts a value which other ranks may hold too.

@@ -38,6 +38,18 @@ def adamw(
     )
 
 
+def have_moments(optimizer: torch.optim.AdamW) -> None:
+    """Let the moments exist before the first step, as torch itself would begin them."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if not optimizer.state.get(p):
+                optimizer.state[p] = {
+                    "step": torch.zeros((), device=p.device if group["fused"] else None),
+                    "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
+                }
+
+
 def own_square(
     parameters: Mapping[str, nn.Parameter], sharded: Mapping[str, frozenset[str]], mesh: Mesh
 ) -> Tensor:

@@ -35,6 +35,22 @@ class Block:
         """Elements."""
         return math.prod(self.sizes)
 
+    def split(self, most: int) -> Iterator[Block]:
+        """The same elements in order, in blocks of at most `most` (1 or more)."""
+        if self.count <= most:
+            yield self
+            return
+        dim = next(i for i, size in enumerate(self.sizes) if size > 1)
+        row = self.count // self.sizes[dim]
+        step = max(1, most // row)
+        for at in range(0, self.sizes[dim], step):
+            rows = min(step, self.sizes[dim] - at)
+            yield from Block(
+                (*self.offset[:dim], self.offset[dim] + at, *self.offset[dim + 1 :]),
+                (*self.sizes[:dim], rows, *self.sizes[dim + 1 :]),
+                self.start + at * row,
+            ).split(most)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -41,6 +41,7 @@ _ZERO_IS_FINE = {
     "optim.beta1",
     "optim.beta2",
     "train.seed",
+    "checkpoint.every",
     "faults.rank",
     "faults.step",
     "faults.seconds",

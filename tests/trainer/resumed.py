@@ -1,0 +1,211 @@
+"""Runs that stop and go on: what each rank held when it began and when it ended.
+
+Imported by ranks and by tests. `python -m tests.trainer.resumed --count 100 --ranks 8` tries random
+layouts A -> B for longer than CI has time for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trainer.checkpoint import state
+from trainer.checkpoint.saver import Saver
+from trainer.config import ConfigError
+from trainer.loop import Trainer
+from trainer.parity.outcome import Fragment
+from trainer.parity.pool import Pool
+from trainer.parity.train import fragment
+from trainer.settings import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEPS = 4
+HALF = 2
+BOUND = 1e-10
+MODEL = (
+    "train.dtype=float64",
+    "train.device=cpu",
+    f"train.steps={STEPS}",
+    "train.global_batch=8",
+    "train.microbatch=1",
+    "train.sequence=16",
+    "model.layers=4",
+    "model.width=32",
+    "model.heads=8",
+    "model.kv_heads=4",
+    "model.mlp=48",
+    "optim.warmup=1",
+    "optim.clip=0.5",
+    f"checkpoint.every={HALF}",
+)
+
+Held = dict[str, Fragment]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Settings, and the step before which the run ends."""
+
+    settings: tuple[str, ...]
+    stop: int
+
+
+@dataclass
+class Seen:
+    """One rank's view of a run."""
+
+    first: int = 0
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    began: Held = field(default_factory=dict)
+    ended: Held = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    good: bool = True
+
+
+def go(run: Run, world: int) -> Seen:
+    """Resume if there is something to resume from, and run to `stop`."""
+    trainer = Trainer(load(list(run.settings), world), world, torch.device("cpu"))
+    seen = Seen()
+    saver = Saver(trainer, say=seen.lines.append, warn=seen.lines.append)
+    seen.first = saver.resume()
+    seen.began = held(trainer)
+    for number in range(seen.first, run.stop):
+        result = trainer.step(number)
+        seen.losses.append(result.loss)
+        seen.norms.append(result.grad_norm)
+        saver.after(number)
+    seen.good = saver.close()
+    seen.ended = held(trainer)
+    return seen
+
+
+def held(trainer: Trainer) -> Held:
+    """A copy of all that a checkpoint of this rank holds."""
+    return {one.key: fragment(one.values, one.place) for one in state.entries(trainer)}
+
+
+def together(parts: Sequence[Held]) -> dict[str, np.ndarray]:
+    """The whole tensors; elements that nobody holds are NaN, replicas must be equal."""
+    whole: dict[str, np.ndarray] = {}
+    for part in parts:
+        for key, one in part.items():
+            shape = one.place.shape
+            into = whole.setdefault(key, np.full(shape, np.nan)).reshape(-1)
+            where = one.place.pick(np.arange(into.size).reshape(shape))
+            known = into[where]
+            assert np.array_equal(known[~np.isnan(known)], one.values[~np.isnan(known)]), key
+            into[where] = one.values
+    return whole
+
+
+def apart(ours: dict[str, np.ndarray], true: dict[str, np.ndarray]) -> float:
+    """Largest difference relative to the largest true value of the same tensor."""
+    assert ours.keys() == true.keys()
+    return max(
+        float(np.abs(ours[key] - one).max() / max(np.abs(one).max(), 1e-300))
+        for key, one in true.items()
+    )
+
+
+def layouts(ranks: int) -> list[tuple[tuple[str, ...], int]]:
+    """Every legal layout of at most `ranks` ranks, as settings and their number of ranks."""
+    sizes = [n for n in (1, 2, 4, 8) if n <= ranks]
+    stages = (("1f1b", 1), ("gpipe", 1), ("interleaved", 2))
+    found = []
+    for dp, tp, pp, cp, zero, sp, (schedule, virtual) in itertools.product(
+        sizes, sizes, sizes, (1, 2), range(4), (False, True), stages
+    ):
+        world = dp * tp * pp * cp
+        if world > ranks or (pp == 1 and schedule == "gpipe"):
+            continue
+        settings = (
+            f"parallel.dp={dp}",
+            f"parallel.tp={tp}",
+            f"parallel.pp={pp}",
+            f"parallel.cp={cp}",
+            f"parallel.zero={zero}",
+            f"parallel.sp={str(sp).lower()}",
+            f"parallel.schedule={schedule}",
+            f"parallel.virtual={virtual}",
+        )
+        try:
+            load([*MODEL, *settings, "checkpoint.folder=x"], world)
+        except ConfigError:
+            continue
+        found.append((settings, world))
+    return found
+
+
+class Reshard:
+    """Ranks, a text, and what one process comes to without a stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = Pool(go)
+        text = folder / "text"
+        text.mkdir()
+        noise = np.random.default_rng(5)
+        for number in range(60):
+            words = noise.integers(97, 123, size=int(noise.integers(3, 40)), dtype=np.uint8)
+            (text / f"{number:03}.txt").write_bytes(words.tobytes())
+        self.base = (*MODEL, f"data.path={text}")
+        self.true = go(Run((*self.base, "checkpoint.every=0"), STEPS), 1)
+
+    def run(self, settings: tuple[str, ...], world: int, stop: int, at: Path) -> list[Seen]:
+        """One stretch of a run whose checkpoints are in `at`."""
+        run = Run((*self.base, f"checkpoint.folder={at}", *settings), stop)
+        return self.pool.run(run, world)
+
+    def check(
+        self, before: tuple[tuple[str, ...], int], after: tuple[tuple[str, ...], int], at: Path
+    ) -> None:
+        """Half of the steps in one layout, the rest in another: as if never stopped."""
+        old = self.run(*before, HALF, at)
+        new = self.run(*after, STEPS, at)
+        assert {one.first for one in new} == {HALF}
+        saved, found = (together([one.ended for one in old]), together([one.began for one in new]))
+        assert saved.keys() == found.keys() == self.true.began.keys()
+        for key, whole in saved.items():
+            assert np.array_equal(whole, found[key]), key  # a NaN, held by nobody, is not equal
+        true = np.array(self.true.losses[HALF:])
+        assert np.abs(np.array(new[0].losses) - true).max() < BOUND * np.abs(true).max()
+        assert apart(together([one.ended for one in new]), together([self.true.ended])) < BOUND
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.pool.close()
+
+
+def main() -> None:
+    """Random pairs until `count`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    asked = parser.parse_args()
+    choice, all_of_them = random.Random(asked.seed), layouts(asked.ranks)
+    print(f"seed {asked.seed}, {len(all_of_them)} layouts", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        reshard = Reshard(Path(folder))
+        for number in range(asked.count):
+            before, after = choice.sample(all_of_them, 2)
+            print(f"{number} {before} -> {after}", file=sys.stderr)
+            reshard.check(before, after, Path(folder, str(number)))
+        reshard.close()
+    print(f"{asked.count} pairs of layouts: all equal")
+
+
+if __name__ == "__main__":
+    main()

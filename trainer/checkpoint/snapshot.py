@@ -1,0 +1,104 @@
+"""trainer.json beside the tensors: where the run stood, and with which settings.
+
+In: a Trainer, or the folder of a checkpoint. Out: `Snapshot`, and what speaks against going on from
+it: another model, or a data position that would mean other samples. Other changes are told.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer.loop import Trainer
+
+FILES = (".metadata", "trainer.json")
+"""A whole checkpoint has both, and the files that .metadata names."""
+_FILE = FILES[1]
+_SCHEMA = "trainer.checkpoint/1"
+_MOST_BYTES = 1 << 20
+_FIXED = ("train.global_batch", "train.sequence", "train.seed")
+"""Settings without which a step's number means other samples."""
+_FREE = ("parallel", "memory", "mesh", "checkpoint", "log", "faults")
+"""Sections that may differ without a word: how the run is laid out and watched."""
+_FREE_KEYS = ("train.microbatch", "train.device", "model.file")
+"""As sections; the model itself is compared by its tensors."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What trainer.json holds."""
+
+    step: int
+    """Steps done, which is the number of the next one."""
+    tokens: int
+    """Size of the corpus, to notice another one."""
+    config: dict[str, dict[str, Any]]
+    """All settings by section."""
+
+
+def take(trainer: Trainer, step: int) -> str:
+    """The text of trainer.json after `step` steps."""
+    now = Snapshot(step, trainer.loader.corpus.size, asdict(trainer.config))
+    return json.dumps({"schema": _SCHEMA, **asdict(now)}, indent=1) + "\n"
+
+
+def whole(folder: Path) -> bool:
+    """Whether a folder has what every whole checkpoint has."""
+    return all((folder / one).is_file() for one in FILES)
+
+
+def read(folder: Path) -> Snapshot:
+    """Raises OSError, and ValueError for what no trainer wrote."""
+    with (folder / _FILE).open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"{_FILE} has more than {_MOST_BYTES} bytes")
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{_FILE} is not JSON: {error}") from error
+    if not isinstance(held, dict) or held.get("schema") != _SCHEMA:
+        raise ValueError(f"{_FILE} does not say schema {_SCHEMA}")
+    step, tokens, config = (held.get(key) for key in ("step", "tokens", "config"))
+    if not (
+        isinstance(step, int)
+        and step >= 0
+        and isinstance(tokens, int)
+        and isinstance(config, dict)
+        and all(isinstance(one, dict) for one in config.values())
+    ):
+        raise ValueError(f"{_FILE} does not hold step, tokens and config")
+    return Snapshot(step, tokens, config)
+
+
+def compare(kept: Snapshot, trainer: Trainer) -> tuple[list[str], list[str]]:
+    """(why this trainer cannot go on from it, what else has changed), each line with its flag."""
+    refused, told = [], []
+    for section, fields in asdict(trainer.config).items():
+        for field, value in fields.items():
+            key, ours = f"{section}.{field}", _plain(value)
+            theirs = kept.config.get(section, {}).get(field, ours)
+            if theirs == ours or section in _FREE or key in _FREE_KEYS:
+                continue
+            change = f"{key}={theirs} there, {ours} here"
+            if section == "model":
+                refused.append(f"it is another model: {change}")
+            elif key in _FIXED:
+                refused.append(f"its {kept.step} steps were over other samples: {change}")
+            else:
+                told.append(f"changed since: {change}")
+    tokens = trainer.loader.corpus.size
+    if kept.tokens != tokens:
+        told.append(
+            f"changed since: {kept.tokens:,} tokens of data then, {tokens:,} now, in another order"
+        )
+    return refused, told
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
