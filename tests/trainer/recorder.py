@@ -36,7 +36,7 @@ class Recorder:
     def phase(self, name: str, microbatch: int | None, stage: int | None) -> Iterator[None]:
         if self._open:
             self.nested.append(name)
-        self.phases.append((self.steps[-1], name, microbatch, stage))
+        self.phases.append((self.steps[-1] if self.steps else -1, name, microbatch, stage))
         self._open += 1
         yield
         self._open -= 1

@@ -1,7 +1,7 @@
 """Runs that stop and go on: what each rank held when it began and when it ended.
 
-Imported by ranks and by tests. `python -m tests.trainer.resumed --count 100 --ranks 8` tries random
-layouts A -> B for longer than CI has time for.
+Imported by ranks and by tests. Random layouts A -> B for longer than CI has time for:
+python -c 'from tests.trainer.resumed import main; main()' --count 100 --ranks 8
 """
 
 from __future__ import annotations
@@ -205,7 +205,3 @@ def main() -> None:
             reshard.check(before, after, Path(folder, str(number)))
         reshard.close()
     print(f"{asked.count} pairs of layouts: all equal")
-
-
-if __name__ == "__main__":
-    main()
