@@ -39,12 +39,12 @@ def adamw(
 
 
 def have_moments(optimizer: torch.optim.AdamW) -> None:
-    """Let the moments exist before the first step, as torch itself would begin them."""
+    """Let the moments exist before the first step, as torch's fused AdamW begins them."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if not optimizer.state.get(p):
                 optimizer.state[p] = {
-                    "step": torch.zeros((), device=p.device if group["fused"] else None),
+                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
                     "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
                 }

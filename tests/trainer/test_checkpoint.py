@@ -197,12 +197,36 @@ def test_a_damaged_one_is_one_line(name: str, folder: Path) -> None:
     assert "\n" not in problem
 
 
-def test_a_position_that_no_trainer_wrote_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"step": -1}, {"step": True}, {"scale": {}}, {"config": {"model": 3}}, {"schema": ""}]
+)
+def test_what_no_trainer_wrote_is_refused(wrong: dict[str, Any], folder: Path) -> None:
     Run(folder).end(2)
     file = folder / "step-00000002" / "trainer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "step": -1}))
-    with pytest.raises(ConfigError, match="does not hold step"):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **wrong}))
+    with pytest.raises(ConfigError, match=r"cannot be resumed: trainer.json does not"):
         Run(folder)
+
+
+def test_the_loss_scale_goes_on(folder: Path) -> None:
+    asked = ("train.dtype=float16", "scale.interval=2", "scale.initial=4")
+    run = Run(folder, *asked)
+    run.end(2)
+    again = Run(folder, *asked)
+    assert again.trainer.scale.state_dict() == run.trainer.scale.state_dict()
+    assert again.trainer.scale.value == 8
+
+
+def test_a_step_that_was_skipped_leaves_its_checkpoint(folder: Path) -> None:
+    """Before the first update there are no moments yet."""
+    asked = ("train.dtype=float16", "scale.initial=1e30", "checkpoint.every=1")
+    assert Run(folder, *asked).end(1)
+    again = Run(folder, *asked)
+    assert again.next == 1
+    assert again.trainer.scale.skipped == 1
+    steps = [one.values for key, one in held(again.trainer).items() if ".step." in key]
+    assert all(one == 0 for one in steps)
+    assert again.end(2)
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.trainer.resumed import HALF, STEPS, Reshard, layouts
+from tests.trainer.resumed import HALF, STEPS, Reshard, a_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.ranks
-PAIRS = 10
+PAIRS = 6
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,8 @@ def test_the_same_layout_goes_on_bit_for_bit(
 def test_any_layout_reloads_under_any_other(reshard: Reshard, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    choice, possible = random.Random(seed), layouts(4)
-    assert len(possible) > 60
+    choice = random.Random(seed)
     for number in range(PAIRS):
-        before, after = choice.sample(possible, 2)
+        before, after = (a_layout(choice, 4) for _ in range(2))
         print(f"{before} -> {after}")
         reshard.check(before, after, tmp_path / str(number))

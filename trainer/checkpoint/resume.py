@@ -39,7 +39,7 @@ class _Found:
     """What rank 0 found to resume from."""
 
     path: Path | None
-    step: int = 0
+    kept: snapshot.Snapshot | None = None
     problems: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
@@ -56,13 +56,14 @@ def resume(trainer: Trainer, shelf: Shelf, say: Callable[[str], None]) -> int:
         found = trainer.mesh.from_first(partial(_find, trainer, shelf))
         if found.problems:
             raise ConfigError(found.problems)
-        if found.path is None:
+        if found.path is None or found.kept is None:
             return 0
         _load(trainer, found.path)
+        trainer.scale.load_state_dict(found.kept.scale)
     if trainer.mesh.rank == 0:
-        for line in (f"resumed from {found.path} after {found.step} steps", *found.told):
+        for line in (f"resumed from {found.path} after {found.kept.step} steps", *found.told):
             say(line)
-    return found.step
+    return found.kept.step
 
 
 def line_of(error: BaseException) -> str:
@@ -101,9 +102,9 @@ def _find(trainer: Trainer, shelf: Shelf) -> _Found:
         kept = snapshot.read(path)
         FileSystemReader(path).read_metadata()
     except Exception as error:  # noqa: BLE001 (a damaged pickle may raise anything)
-        return _Found(path, problems=[f"{path} cannot be resumed: {line_of(error)}"])
+        return _Found(None, problems=[f"{path} cannot be resumed: {line_of(error)}"])
     refused, told = snapshot.compare(kept, trainer)
-    return _Found(path, kept.step, [f"{path} cannot be resumed: {one}" for one in refused], told)
+    return _Found(path, kept, [f"{path} cannot be resumed: {one}" for one in refused], told)
 
 
 def _load(trainer: Trainer, folder: Path) -> None:

@@ -20,6 +20,7 @@ FILES = (".metadata", "trainer.json")
 _FILE = FILES[1]
 _SCHEMA = "trainer.checkpoint/1"
 _MOST_BYTES = 1 << 20
+_SCALE = ("value", "good", "skipped")
 _FIXED = ("train.global_batch", "train.sequence", "train.seed")
 """Settings without which a step's number means other samples."""
 _FREE = ("parallel", "memory", "mesh", "checkpoint", "log", "faults")
@@ -36,13 +37,16 @@ class Snapshot:
     """Steps done, which is the number of the next one."""
     tokens: int
     """Size of the corpus, to notice another one."""
+    scale: dict[str, float]
+    """The loss scale, as it tells its own state."""
     config: dict[str, dict[str, Any]]
     """All settings by section."""
 
 
 def take(trainer: Trainer, step: int) -> str:
     """The text of trainer.json after `step` steps."""
-    now = Snapshot(step, trainer.loader.corpus.size, asdict(trainer.config))
+    corpus, scale = trainer.loader.corpus, trainer.scale
+    now = Snapshot(step, corpus.size, scale.state_dict(), asdict(trainer.config))
     return json.dumps({"schema": _SCHEMA, **asdict(now)}, indent=1) + "\n"
 
 
@@ -63,16 +67,10 @@ def read(folder: Path) -> Snapshot:
         raise ValueError(f"{_FILE} is not JSON: {error}") from error
     if not isinstance(held, dict) or held.get("schema") != _SCHEMA:
         raise ValueError(f"{_FILE} does not say schema {_SCHEMA}")
-    step, tokens, config = (held.get(key) for key in ("step", "tokens", "config"))
-    if not (
-        isinstance(step, int)
-        and step >= 0
-        and isinstance(tokens, int)
-        and isinstance(config, dict)
-        and all(isinstance(one, dict) for one in config.values())
-    ):
-        raise ValueError(f"{_FILE} does not hold step, tokens and config")
-    return Snapshot(step, tokens, config)
+    try:
+        return _checked(held)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{_FILE} does not hold what a run needs: {error}") from error
 
 
 def compare(kept: Snapshot, trainer: Trainer) -> tuple[list[str], list[str]]:
@@ -97,6 +95,15 @@ def compare(kept: Snapshot, trainer: Trainer) -> tuple[list[str], list[str]]:
             f"changed since: {kept.tokens:,} tokens of data then, {tokens:,} now, in another order"
         )
     return refused, told
+
+
+def _checked(held: dict[str, Any]) -> Snapshot:
+    """Raises KeyError, TypeError and ValueError."""
+    step, tokens, scale, config = (held[key] for key in ("step", "tokens", "scale", "config"))
+    if not (type(step) is type(tokens) is int and step >= 0):
+        raise ValueError(f"step {step!r}, tokens {tokens!r}")
+    sections = {str(name): dict(fields) for name, fields in dict(config).items()}
+    return Snapshot(step, tokens, {name: float(dict(scale)[name]) for name in _SCALE}, sections)
 
 
 def _plain(value: Any) -> Any:

@@ -6,8 +6,9 @@ In: a Trainer. Out: `Entry`s, which are views: written from them, and read into 
     optimizer.exp_avg.PATH     its moments; optimizer.exp_avg_sq.PATH
     optimizer.step.PATH        how often it was updated
 
-Nothing else changes from step to step: which samples come next, the learning rate and every choice
-by chance are functions of the step's number and the seed; there is no generator to keep.
+Beside the tensors a run has its step and its loss scale (snapshot.py). Nothing else changes: which
+samples come next, the learning rate and every choice by chance are functions of the step's number
+and the seed; there is no generator to keep.
 """
 
 from __future__ import annotations
