@@ -1,6 +1,7 @@
 """`python -m trainer` (one process) or `torchrun --nproc-per-node N -m trainer` (N ranks).
 
-In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout.
+In: `--config FILE` and `section.key=value` arguments. Out: banner and progress on rank 0's stdout,
+or with --show-schedule the schedule of the pipeline in characters, and no training.
 Exit 0 after the last step, 1 when the last checkpoint could not be written, 2 with one line a
 problem when the configuration cannot work, 130 when interrupted. Torch is imported only once the
 configuration is sound. A failure in training is left to be seen as it is.
@@ -75,6 +76,8 @@ def _train(config: Config, rank: int, world: int) -> int:
     _say(banner.banner(trainer, parameters.tolist()), rank)
     saver = Saver(trainer, say=partial(_say, rank=rank), warn=_warn)
     begin = saver.resume()
+    if metrics and not begin:
+        metrics.begin()
     began = time.perf_counter()
     since: list[StepResult] = []
     first: StepResult | None = None

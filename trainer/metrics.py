@@ -4,6 +4,7 @@ In: StepResults. Out: lines with step, loss, grad_norm, lr, tokens, seconds, tok
 loss_scale, bubble (share of the time of pipeline ranks), memory (bytes, by rank) and evaluation
 (nats a token of held-out samples). null is what is not known or not due, or no finite number (JSON
 has none): a loss of null has left the numbers.
+A run that resumes adds to its file: of two lines with the same step the later one counts.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ class Metrics:
     """An open file; every line is there once `write` returns, whatever happens to the run."""
 
     def __init__(self, path: str) -> None:
-        """Begins the file anew; ConfigError where it cannot be written."""
+        """Adds to the file; ConfigError where it cannot be written."""
         try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (as long as a run)
+            self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (as long as a run)
         except OSError as error:
             raise ConfigError([f"cannot write log.metrics={path}: {error.strerror}"]) from error
+
+    def begin(self) -> None:
+        """Forget what an earlier run wrote."""
+        self._file.truncate(0)
 
     def write(self, result: StepResult) -> None:
         """Add a step."""

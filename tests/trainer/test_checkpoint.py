@@ -282,6 +282,19 @@ def test_a_run_whose_last_checkpoint_failed_ends_with_1(
     assert "nothing left to do" in capsys.readouterr().out
 
 
+def test_a_resumed_run_adds_to_its_metrics(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_bytes(bytes(range(32, 120)) * 30)
+    told = tmp_path / "metrics.jsonl"
+    told.write_text("of an earlier run")
+    settings = (f"data.path={tmp_path}", f"checkpoint.folder={folder}", f"log.metrics={told}")
+    for steps in (2, 4):
+        monkeypatch.setattr(sys, "argv", ["trainer", *TINY, *settings, f"train.steps={steps}"])
+        assert program.main() == 0
+    assert [json.loads(line)["step"] for line in told.read_text().splitlines()] == [0, 1, 2, 3]
+
+
 def test_saving_is_told_as_a_phase_of_its_own(folder: Path) -> None:
     heard = Recorder()
     annotate.listen(heard)

@@ -35,8 +35,8 @@ class Snapshot:
 
     step: int
     """Steps done, which is the number of the next one."""
-    tokens: int
-    """Size of the corpus, to notice another one."""
+    samples: int
+    """Of an epoch, to notice that another text, or another part of it, is trained on."""
     scale: dict[str, float]
     """The loss scale, as it tells its own state."""
     config: dict[str, dict[str, Any]]
@@ -45,8 +45,8 @@ class Snapshot:
 
 def take(trainer: Trainer, step: int) -> str:
     """The text of trainer.json after `step` steps."""
-    corpus, scale = trainer.loader.corpus, trainer.scale
-    now = Snapshot(step, corpus.size, scale.state_dict(), asdict(trainer.config))
+    scale = trainer.scale.state_dict()
+    now = Snapshot(step, trainer.loader.trained, scale, asdict(trainer.config))
     return json.dumps({"schema": _SCHEMA, **asdict(now)}, indent=1) + "\n"
 
 
@@ -89,21 +89,21 @@ def compare(kept: Snapshot, trainer: Trainer) -> tuple[list[str], list[str]]:
                 refused.append(f"its {kept.step} steps were over other samples: {change}")
             else:
                 told.append(f"changed since: {change}")
-    tokens = trainer.loader.corpus.size
-    if kept.tokens != tokens:
+    samples = trainer.loader.trained
+    if kept.samples != samples:
         told.append(
-            f"changed since: {kept.tokens:,} tokens of data then, {tokens:,} now, in another order"
+            f"changed since: {kept.samples:,} samples an epoch there, {samples:,} here, reordered"
         )
     return refused, told
 
 
 def _checked(held: dict[str, Any]) -> Snapshot:
     """Raises KeyError, TypeError and ValueError."""
-    step, tokens, scale, config = (held[key] for key in ("step", "tokens", "scale", "config"))
-    if not (type(step) is type(tokens) is int and step >= 0):
-        raise ValueError(f"step {step!r}, tokens {tokens!r}")
+    step, samples, scale, config = (held[key] for key in ("step", "samples", "scale", "config"))
+    if not (type(step) is type(samples) is int and step >= 0):
+        raise ValueError(f"step {step!r}, samples {samples!r}")
     sections = {str(name): dict(fields) for name, fields in dict(config).items()}
-    return Snapshot(step, tokens, {name: float(dict(scale)[name]) for name in _SCALE}, sections)
+    return Snapshot(step, samples, {name: float(dict(scale)[name]) for name in _SCALE}, sections)
 
 
 def _plain(value: Any) -> Any:
