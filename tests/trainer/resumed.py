@@ -23,7 +23,7 @@ from trainer.config import ConfigError
 from trainer.loop import Trainer
 from trainer.parity.outcome import Fragment
 from trainer.parity.pool import Pool
-from trainer.parity.train import fragment
+from trainer.parity.listen import fragment
 from trainer.settings import load
 
 if TYPE_CHECKING:
