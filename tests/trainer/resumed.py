@@ -21,9 +21,9 @@ from trainer.checkpoint import state
 from trainer.checkpoint.saver import Saver
 from trainer.config import ConfigError
 from trainer.loop import Trainer
+from trainer.parity.listen import fragment
 from trainer.parity.outcome import Fragment
 from trainer.parity.pool import Pool
-from trainer.parity.listen import fragment
 from trainer.settings import load
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.ranks
-KILLS = 8
+KILLS = 6
 
 
 def test_whenever_it_is_killed_the_last_good_one_is_there(tmp_path: Path) -> None:
