@@ -65,7 +65,6 @@ def _train(config: Config, rank: int, world: int) -> int:
     from trainer.loop import Trainer
     from trainer.metrics import Metrics
 
-    metrics = Metrics(config.log.metrics) if config.log.metrics and rank == 0 else None
     device = ranks.pick_device(config.train.device)
     ranks.join(world, device, config.parallel.timeout)
     trainer = Trainer(config, world, device)
@@ -76,8 +75,8 @@ def _train(config: Config, rank: int, world: int) -> int:
     _say(banner.banner(trainer, parameters.tolist()), rank)
     saver = Saver(trainer, say=partial(_say, rank=rank), warn=_warn)
     begin = saver.resume()
-    if metrics and not begin:
-        metrics.begin()
+    if metrics:
+        metrics.begin(begin)
     began = time.perf_counter()
     since: list[StepResult] = []
     first: StepResult | None = None

@@ -4,7 +4,7 @@ In: StepResults. Out: lines with step, loss, grad_norm, lr, tokens, seconds, tok
 loss_scale, bubble (share of the time of pipeline ranks), memory (bytes, by rank) and evaluation
 (nats a token of held-out samples). null is what is not known or not due, or no finite number (JSON
 has none): a loss of null has left the numbers.
-A run that resumes adds to its file: of two lines with the same step the later one counts.
+A run that resumes goes on in its file, which has every step once.
 """
 
 from __future__ import annotations
@@ -25,19 +25,29 @@ class Metrics:
     """An open file; every line is there once `write` returns, whatever happens to the run."""
 
     def __init__(self, path: str) -> None:
-        """Adds to the file; ConfigError where it cannot be written."""
+        """ConfigError where the file cannot be written."""
         try:
-            self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (as long as a run)
+            self._file = Path(path).open("a+b")  # noqa: SIM115 (as long as a run)
         except OSError as error:
             raise ConfigError([f"cannot write log.metrics={path}: {error.strerror}"]) from error
 
-    def begin(self) -> None:
-        """Forget what an earlier run wrote."""
-        self._file.truncate(0)
+    def begin(self, step: int) -> None:
+        """Go on with `step`, after the lines of the steps before it; others are cut off.
+
+        They are what a run did after the checkpoint that this one resumes from, or another run.
+        """
+        self._file.seek(0)
+        known = 0
+        for line in self._file:
+            if _step(line) not in range(step):
+                break
+            known += len(line)
+        self._file.truncate(known)
 
     def write(self, result: StepResult) -> None:
         """Add a step."""
-        self._file.write(json.dumps(_record(result), allow_nan=False) + "\n")
+        text = json.dumps(_record(result), allow_nan=False) + "\n"
+        self._file.write(text.encode())
         self._file.flush()
 
     def close(self) -> None:
@@ -64,3 +74,13 @@ def _record(result: StepResult) -> dict[str, Any]:
 
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
+
+
+def _step(line: bytes) -> int | None:
+    """The step of a line; None where it is none of ours, such as one that a crash has cut off."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    step = told.get("step") if isinstance(told, dict) else None
+    return step if isinstance(step, int) and line.endswith(b"\n") else None

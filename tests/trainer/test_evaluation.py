@@ -148,6 +148,28 @@ def test_metrics_are_json_also_when_the_numbers_are_gone(text: Path, tmp_path: P
         Metrics(str(tmp_path / "absent" / "m.jsonl"))
 
 
+def test_metrics_of_a_resumed_run_have_every_step_once(text: Path, tmp_path: Path) -> None:
+    run, file = trainer(text, *EVALUATED), tmp_path / "metrics.jsonl"
+    results = [run.step(number) for number in range(5)]
+
+    def told(begin: int, steps: list[int]) -> list[int]:
+        metrics = Metrics(str(file))
+        metrics.begin(begin)
+        for number in steps:
+            metrics.write(results[number])
+        metrics.close()
+        return [json.loads(line)["step"] for line in file.read_text().splitlines()]
+
+    assert told(0, [0, 1, 2, 3]) == [0, 1, 2, 3]
+    with file.open("a") as torn:
+        torn.write('{"step": 4, "lo')
+    assert told(2, [2, 3, 4]) == [0, 1, 2, 3, 4]
+    assert told(5, []) == [0, 1, 2, 3, 4]
+    assert told(0, [0]) == [0], "a run from the start begins the file anew"
+    file.write_text("no metrics of ours\n")
+    assert told(3, [3]) == [3]
+
+
 @pytest.mark.ranks
 def test_the_line_is_right_on_rank_0_where_the_last_stage_is_elsewhere(
     text: Path, tmp_path: Path

@@ -155,6 +155,7 @@ def _describe(config: Config, ranks: int) -> dict[str, Any]:
     told |= {"virtual": asked.virtual} if asked.virtual > 1 else {}
     told |= {"split": ",".join(asked.split)} if asked.split != ("even",) else {}
     told |= {"dropout": config.model.dropout} if config.model.dropout else {}
+    told |= {"documents": True} if config.data.documents else {}
     kind = ",".join(config.memory.checkpoint)
     told |= {"checkpoint": kind} if kind != "none" else {}
     offload = config.memory.offload
