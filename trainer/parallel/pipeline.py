@@ -140,9 +140,10 @@ class Pipeline:
     @torch.no_grad()
     def evaluate(self, microbatches: list[Microbatch]) -> Tensor:
         """This rank's part of the summed loss, as `run`, and nothing else."""
-        modules = [part.module for parts in self.stages.values() for part in parts]
-        for module in modules:
-            module.eval()
+        parts = [part.module for parts in self.stages.values() for part in parts]
+        modes = [(module, module.training) for part in parts for module in part.modules()]
+        for part in parts:
+            part.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         one = total + 1
         for action in self.forwards:
@@ -160,8 +161,8 @@ class Pipeline:
                 self._inputs.pop((stage, number), None)
         with annotate.phase("communication", stage=self.axis.index):
             self._settle(keep=0)
-        for module in modules:
-            module.train()
+        for module, training in modes:
+            module.training = training
         return total
 
     def _compute(self, action: Action, batch: Microbatch, divisor: Tensor) -> Tensor | float:
