@@ -65,6 +65,7 @@ def _train(config: Config, rank: int, world: int) -> int:
     from trainer.loop import Trainer
     from trainer.metrics import Metrics
 
+    metrics = Metrics(config.log.metrics) if config.log.metrics and rank == 0 else None
     device = ranks.pick_device(config.train.device)
     ranks.join(world, device, config.parallel.timeout)
     trainer = Trainer(config, world, device)
