@@ -204,3 +204,17 @@ class Policy:
 
     compare_loss: float = 1e-3
     """Relative difference from which the losses of one step count as apart."""
+
+    replay_steps: int = 16
+    """Most steps that are replayed to ask what they would take without stragglers."""
+
+    replay_events: int = 60_000
+    """Most events of all replayed steps together: more is surer, and slower by a second for about
+    a million events times parts asked for."""
+
+    replay_ranks: int = 64
+    """More ranks than this are not asked for one by one."""
+
+    replay_error: float = 0.1
+    """Largest relative difference between replayed and measured step time; beyond it the model
+    lacks something that the job does, and nothing is said."""

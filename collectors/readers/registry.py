@@ -13,6 +13,7 @@ from collectors.readers import (
     flight_recorder,
     kineto,
     log,
+    operator_trace,
     plan_file,
     stack_dump,
     topo_matrix,
@@ -28,5 +29,6 @@ READERS: tuple[Reader, ...] = (
     plan_file,
     topo_matrix,
     stack_dump,
+    operator_trace,
     log,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from playbooks.metrics import communication, memory, phases, pipeline, steps
+from playbooks.metrics import communication, memory, phases, pipeline, steps, what_if
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def measure(evidence: Evidence, policy: Policy) -> dict[str, Any]:
     """All metrics of one job."""
     out: dict[str, Any] = {}
-    for part in (steps, phases, communication, memory, pipeline):
+    for part in (steps, phases, communication, memory, pipeline, what_if):
         out.update(part.measure(evidence, policy))
     out["mfu"] = None
     out["formulas"] = {
@@ -27,5 +27,6 @@ def measure(evidence: Evidence, policy: Policy) -> dict[str, Any]:
         **communication.FORMULAS,
         **memory.FORMULAS,
         **pipeline.FORMULAS,
+        **what_if.FORMULAS,
     }
     return out
