@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,7 +34,18 @@ FORMULAS = {
 def measure(evidence: Evidence, policy: Policy) -> dict[str, Any]:
     """Key: what_if {steps, measured_s, replayed_s, ordinary_s, slowdown, by_stage, by_rank,
     by_kind}; None where no step can be replayed, or the replay is not what was measured."""
-    return {"what_if": _what_if(evidence, policy)}
+    return {"what_if": answer(evidence, policy)}
+
+
+_known: WeakKeyDictionary[Evidence, tuple[Policy, dict[str, Any] | None]] = WeakKeyDictionary()
+"""Answers of evidence that is still in use: metrics and rules ask the same question."""
+
+
+def answer(evidence: Evidence, policy: Policy) -> dict[str, Any] | None:
+    """The value of `what_if`, worked out once."""
+    if evidence not in _known or _known[evidence][0] != policy:
+        _known[evidence] = (policy, _what_if(evidence, policy))
+    return _known[evidence][1]
 
 
 def _what_if(evidence: Evidence, policy: Policy) -> dict[str, Any] | None:

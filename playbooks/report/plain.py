@@ -70,6 +70,11 @@ def numbers(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     if bubble:
         text = f"predicted {percent(bubble['predicted'])}, measured {percent(bubble['measured'])}"
         out.append(("bubble", text))
+    again = metrics.get("what_if")
+    if again:
+        saved = 1 - again["ordinary_s"] / again["replayed_s"]
+        text = f"{seconds(again['ordinary_s'])} a step, {percent(saved)} less (by replay)"
+        out.append(("if all were even", text))
     peaks = list((metrics.get("peak_memory") or {}).values())
     for name, key in (("device memory", "device"), ("process memory", "rss")):
         values = [p[key] for p in peaks if p.get(key) is not None]
