@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer import rate, stages
+from trainer.groups import divide, ep_is_far, rows
 from trainer.layout import microbatches, resolve
 from trainer.parallel import drawing, schedule, timeline
 
@@ -41,9 +42,10 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
     backend = "none" if mesh.world == 1 else {"cuda": "nccl"}.get(trainer.device.type, "gloo")
     fewest, most = (f"{one:,}" for one in (min(parameters), max(parameters)))
     held = fewest if fewest == most else f"{fewest} to {most}"
-    rows = [
+    told = [
         ("mesh", f"{mesh.describe()}, {mesh.world} rank(s)"),
         *((f"  {axis.name} groups", _groups(trainer, axis.name)) for axis in mesh.axes.values()),
+        *([("  ep groups", _expert_groups(trainer))] if layout.ep > 1 else []),
         ("model", _model(trainer)),
         ("parameters", f"{trainer.built.whole:,} in all, {held} a rank"),
         (
@@ -60,8 +62,8 @@ def banner(trainer: Trainer, parameters: Sequence[int]) -> str:
         ("device", f"{trainer.device.type}, {train.dtype}, backend {backend}"),
         *_switches(trainer),
     ]
-    wide = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
+    wide = max(len(name) for name, _ in told)
+    return "\n".join(f"{name:<{wide}}  {text}" for name, text in told)
 
 
 def schedule_drawn(config: Config, world: int) -> str:
@@ -122,13 +124,21 @@ def _groups(trainer: Trainer, name: str) -> str:
     axis = trainer.mesh[name]
     if axis.size == 1:
         return "off, size 1"
-    order = list(trainer.mesh.axes)
-    sizes = [trainer.mesh[one].size for one in order]
-    stride = 1
-    for size in sizes[order.index(name) + 1 :]:
-        stride *= size
-    starts = [r for r in range(trainer.mesh.world) if r // stride % axis.size == 0]
-    groups = [[start + i * stride for i in range(axis.size)] for start in starts]
+    return _spelled(rows(_sizes(trainer), (name,)))
+
+
+def _expert_groups(trainer: Trainer) -> str:
+    """The ranks that share the experts of a layer."""
+    data = rows(_sizes(trainer), ("dp", "cp"))
+    far = ep_is_far(trainer.config.mesh.order)
+    return _spelled(divide(data, trainer.layout.ep, far=far)[0])
+
+
+def _sizes(trainer: Trainer) -> dict[str, int]:
+    return {name: axis.size for name, axis in trainer.mesh.axes.items()}
+
+
+def _spelled(groups: list[list[int]]) -> str:
     return " ".join(str(group).replace(",", "") for group in groups)
 
 
@@ -145,6 +155,18 @@ def _model(trainer: Trainer) -> str:
     )
 
 
+def _experts(trainer: Trainer) -> str:
+    model, ep = trainer.config.model, trainer.layout.ep
+    if model.file or not model.experts:
+        return "none: every token passes the whole MLP"
+    slots = f"at most {model.capacity:g}x their even share" if model.capacity else "dropless"
+    return (
+        f"{model.experts} a layer, {model.experts // ep} a rank over ep {ep}, "
+        f"{trainer.mesh.expert_data.size} replica(s) of each; top {model.top_k} see a token, "
+        f"{slots}, balance {model.balance:g}"
+    )
+
+
 def _switches(trainer: Trainer) -> list[tuple[str, str]]:
     """What is on, what is off, and why."""
     config, layout = trainer.config, trainer.layout
@@ -157,6 +179,7 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             if trainer.mesh.data.size > 1
             else "no sum over dp: one replica",
         ),
+        ("experts", _experts(trainer)),
         (
             "vocabulary",
             f"{config.model.vocabulary:,} tokens; "

@@ -106,6 +106,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     routers = expert.routers(cut.whole.model)
     for router in routers:
         router.share = 1 / (config.train.global_batch * layout.tp)  # each tp rank adds a part
+        router.load = None  # a measured split has run layers already
     weighing = {router.weight for router in routers}
     buckets = _replicas(config, parts, mesh, count, cut.alone)
     pieces = buckets.pieces or parameters

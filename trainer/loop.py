@@ -137,6 +137,8 @@ class Trainer:
             self.built.buckets.start()
             self.built.passing.step = number
             scale = self.scale.value
+            for router in self.built.routers:
+                router.scale = scale
             own_loss = self.built.pipeline.run(batches, tokens / scale)
             with annotate.phase("communication"):
                 self.built.buckets.finish()

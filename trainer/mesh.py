@@ -9,7 +9,6 @@ no group and its collectives do nothing, so that callers never ask which axes ar
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -20,11 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from collectors import annotate
 from trainer.config import ALWAYS
+from trainer.groups import divide, ep_is_far, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from torch.distributed.device_mesh import DeviceMesh
 
     from trainer.layout import Layout
 
@@ -201,12 +199,12 @@ def build(
         axes = {name: one_rank(name, 0) for name in order if name in ALWAYS}
         dp, ep = axes["dp"], one_rank("ep", 0)
         return Mesh(axes, 0, 1, dp, dp, one_rank("dp", 0), ep, dp, dp, one_rank("dp", 0))
-    far = "ep" in order[: min(order.index(name) for name in ("dp", "cp") if name in order)]
-    grid_axes = [name for name in order if name != "ep"]
-    order = tuple(name for name in grid_axes if name in ALWAYS or layout.size(name) > 1)
-    grid = init_device_mesh(
-        device.type, tuple(layout.size(name) for name in order), mesh_dim_names=order
+    far = ep_is_far(order)
+    order = tuple(
+        name for name in order if name in ALWAYS or (layout.size(name) > 1 and name != "ep")
     )
+    sizes = {name: layout.size(name) for name in order}
+    grid = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=order)
     axes = {}
     for name in order:
         group = grid.get_group(name)
@@ -216,12 +214,15 @@ def build(
         if on:
             _limit(group, timeout)
             annotate.group(group.group_name, name)
-    rows = _data_rows(grid, order)
-    data = _join("dp", rows, timeout) if layout.cp > 1 < layout.dp else axes[_only(layout)]
-    shard, replica = _shares(data, rows, replicate, timeout)
+    together = rows(sizes, ("dp", "cp"))
+    if layout.dp > 1 and layout.cp > 1:
+        data = _join("dp", together, timeout)
+    else:
+        data = axes["cp" if layout.cp > 1 else "dp"]
+    shard, replica = _shares(data, together, replicate, timeout)
     ep, experts = one_rank("ep", dist.get_rank()), (data, shard, replica)
     if layout.ep > 1:
-        shared, copies = divide(rows, layout.ep, far=far)
+        shared, copies = divide(together, layout.ep, far=far)
         ep = _join("ep", shared, timeout)
         same = _join("dp", copies, timeout)
         experts = (same, *_shares(same, copies, replicate, timeout))
@@ -238,42 +239,9 @@ def _shares(data: Axis, rows: list[list[int]], replicate: int, timeout: float) -
     return _join("dp", shard, timeout), _join("dp", replica, timeout)
 
 
-def divide(
-    rows: list[list[int]], size: int, *, far: bool
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Each row of data ranks in groups of `size`, and those with the same place in their groups.
-
-    The groups share something (experts, or ZeRO's shards) and the others hold the same part of it.
-    Near: a group is `size` neighbours. Far: its ranks are as far apart as can be, and those that
-    hold the same are neighbours.
-    """
-    groups: list[list[int]] = []
-    same: list[list[int]] = []
-    for row in rows:
-        wide = len(row) // size if far else size
-        chunks = [row[at : at + wide] for at in range(0, len(row), wide)]
-        strided = [row[at::wide] for at in range(wide)]
-        groups += strided if far else chunks
-        same += chunks if far else strided
-    return groups, same
-
-
 def one_rank(name: str, rank: int) -> Axis:
     """An axis of one rank."""
     return Axis(name, 1, 0, (rank,), None)
-
-
-def _only(layout: Layout) -> str:
-    """dp or cp, whichever has all data ranks."""
-    return "cp" if layout.cp > 1 else "dp"
-
-
-def _data_rows(grid: DeviceMesh, order: tuple[str, ...]) -> list[list[int]]:
-    """The ranks that see different tokens under the same parameters, ascending; every such row."""
-    dims = [order.index(name) for name in ("dp", "cp") if name in order]
-    rest = [i for i in range(len(order)) if i not in dims]
-    size = math.prod(grid.mesh.shape[i] for i in dims)
-    return [sorted(row) for row in grid.mesh.permute(*rest, *dims).reshape(-1, size).tolist()]
 
 
 def _join(name: str, rows: list[list[int]], timeout: float) -> Axis:

@@ -1,9 +1,10 @@
 """What a run tells to machines: one JSON object a step, a line each, from rank 0.
 
 In: StepResults. Out: lines with step, loss, grad_norm, lr, tokens, seconds, tokens_per_s, mfu,
-loss_scale, bubble (share of the time of pipeline ranks), memory (bytes, by rank) and evaluation
-(nats a token of held-out samples). null is what is not known or not due, or no finite number (JSON
-has none): a loss of null has left the numbers.
+loss_scale, bubble (share of the time of pipeline ranks), memory (bytes, by rank), experts (by layer
+that has some: each expert's share of all choices, and the share dropped) and evaluation (nats a
+token of held-out samples). null is what is not known or not due, or no finite number (JSON has
+none): a loss of null has left the numbers.
 A run that resumes goes on in its file, which has every step once.
 """
 
@@ -68,6 +69,7 @@ def _record(result: StepResult) -> dict[str, Any]:
         "loss_scale": result.loss_scale,
         "bubble": result.bubble,
         "memory": list(result.memory),
+        "experts": [{"shares": one.shares, "dropped": one.dropped} for one in result.load],
         "evaluation": _finite(result.evaluation),
     }
 

@@ -82,8 +82,9 @@ class Router(nn.Module):
         self.capacity = config.capacity
         self.balance = config.balance
         self.share = 1.0
-        """What one sample's balance counts in the loss: 1 / samples, and whatever else multiplies
-        every gradient."""
+        """What one sample's balance counts in the loss: 1 / samples."""
+        self.scale = 1.0
+        """What the loss is multiplied by before backward (float16 has a loss scale)."""
         self.adjust: Callable[[Tensor], Tensor] = as_scored
         """What is done to the scores: the seam for noise, a bias, or a fault."""
         self.load: Tensor | None = None
@@ -104,7 +105,8 @@ class Router(nn.Module):
             length = whole.shape[1]
             counts = count(whole.flatten(1), self.number)
             if self.balance:
-                slope = self.balance * self.share * self.number / (self.top_k * length**2)
+                slope = self.balance * self.number / (self.top_k * length**2)
+                slope *= self.share * self.scale
                 push = counts.to(probabilities.dtype)[:, None] * slope
                 probabilities = _Push.apply(probabilities, push)
             if self.capacity:

@@ -10,10 +10,12 @@ import textwrap
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from collectors.agent import flight
 from collectors.agent.live import LiveRanks
+from collectors.agent.recorder import Recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,23 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert log.names[int(row["shape"])] == "[4, 8]"
     assert log.dropped == 0
     assert not log.closed
+
+
+def test_expert_load_is_four_numbers_a_layer(tmp_path: Path) -> None:
+    recorder = Recorder(_writer(tmp_path), lambda: None)
+    with recorder.step(7):
+        recorder.expert_load(3, (0.25, 0.25, 0.25, 0.25), 0.0)
+        recorder.expert_load(4, (0.0, 1.0, 0.0, 0.0), 0.5)
+    log = flight.read(tmp_path)
+    told = {
+        log.names[int(row["name"])]: float(row["a"].view(np.float64))
+        for row in log.records[log.records["kind"] == flight.NUMBER]
+    }
+    assert told == {
+        "expert_load.3.busiest": 0, "expert_load.3.share": 0.25, "expert_load.3.entropy": 1,
+        "expert_load.3.dropped": 0, "expert_load.4.busiest": 1, "expert_load.4.share": 1,
+        "expert_load.4.entropy": 0, "expert_load.4.dropped": 0.5,
+    }  # fmt: skip
 
 
 def test_numpy_and_struct_agree_on_the_record() -> None:

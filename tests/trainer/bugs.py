@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from tests.trainer.expert_bugs import EXPERT_PLANTS
 from trainer import optim
 from trainer.model import IGNORE, rotary_table
 from trainer.parallel import context, tensor
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def planted(name: str, trainer: Trainer) -> AbstractContextManager[object]:
     """The bug, for as long as the context is open."""
-    return _PLANTS[name](trainer)
+    return (_PLANTS | EXPERT_PLANTS)[name](trainer)
 
 
 def _summed_not_averaged(trainer: Trainer) -> AbstractContextManager[object]:

@@ -42,6 +42,12 @@ def test_small_config_fits_every_layout_of_four_ranks() -> None:
     assert microbatches(config, Layout(dp=1, tp=2, pp=2)) >= 4
 
 
+def test_the_bundled_experts_fit_four_ranks() -> None:
+    config = load(["--config", SMALL.replace("small", "moe")], 4)
+    assert resolve(config, 4) == Layout(dp=4, tp=1, pp=1, ep=2)
+    assert config.model.experts > config.model.top_k > 1
+
+
 def test_unknown_keys_name_the_nearest() -> None:
     found = refused("parallel.tpp=2", "modle.heads=4", "train.stepz=3", "zzz=1")
     assert "parallel.tpp; did you mean parallel.tp?" in found[0]
@@ -131,6 +137,16 @@ def test_values_out_of_range_are_all_named() -> None:
         ),
         (("parallel.cp=2", "mesh.order=tp,dp,pp"), 2, "must name each of pp, dp, cp, tp once"),
         (("parallel.zero=2", "parallel.tp=4"), 4, "parallel.zero=2 shares over replicas"),
+        (("model.experts=4", "model.top_k=5"), 1, "(model.top_k=4 or model.experts=5)"),
+        (("model.capacity=1.5",), 1, "limits experts, and model.experts is 0"),
+        (("parallel.ep=2",), 4, "(parallel.ep=1 or model.experts=8)"),
+        (("parallel.ep=4", "model.experts=6"), 4, "(parallel.ep=3 or model.experts=8)"),
+        (("parallel.ep=4", "model.experts=8", "parallel.tp=2"), 4, "= 2 x 1 and does not divide"),
+        (
+            ("parallel.ep=2", "model.experts=8", "mesh.order=dp,ep,cp,tp,pp"),
+            4,
+            "order=dp,cp,tp,pp,ep",
+        ),
         (("parallel.zero=4",), 4, "parallel.zero=4 is not one of 0, 1, 2, 3"),
         (("mesh.order=tp,dp",), 1, "must name each of pp, dp, tp once"),
     ],
@@ -148,6 +164,14 @@ def test_nearest_layouts_are_legal_and_near() -> None:
     for one in legal(load([], 1), 8):
         assert load([f"parallel.tp={one.tp}", f"parallel.pp={one.pp}"], 8)
     assert "no layout of 7 ranks fits" in refused("parallel.tp=7", world=7)[-1]
+
+
+def test_nearest_layouts_share_experts_too() -> None:
+    nearest = refused("model.experts=8", "parallel.ep=8", "parallel.tp=2", world=8)[-1]
+    assert "parallel.tp=2 parallel.pp=1 parallel.ep=4 (dp=4)" in nearest
+    for one in legal(load(["model.experts=6", "parallel.ep=2"], 8), 8):
+        settings = [f"parallel.{axis}={one.size(axis)}" for axis in ("tp", "pp", "ep")]
+        assert load(["model.experts=6", *settings], 8)
 
 
 def test_a_problem_of_the_model_alone_is_no_problem_of_the_layout() -> None:

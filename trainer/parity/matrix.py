@@ -28,6 +28,9 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "fetched late": ("parallel.prefetch=0",),
     "fetched early": ("parallel.prefetch=2",),
     "documents": ("data.documents=true", "data.end=10"),
+    "ep": ("parallel.dp=2", "parallel.ep=2", "model.experts=4"),
+    "ep+capacity": ("parallel.dp=2", "parallel.ep=2", "model.experts=4", "model.capacity=1"),
+    "ep4": ("parallel.ep=4",),
 }
 _KINDS = {
     "data": ("dp", "zero1", "zero2", "zero3"),
@@ -39,6 +42,8 @@ _KINDS = {
 }
 _NO_AXIS = {"memory", "masks"}
 """Kinds that alone are one process."""
+_EXPERTS = ("ep", "ep+capacity")
+"""With another kind of data parallelism they stand on dp4, so that experts have replicas too."""
 _THREES = (
     ("dp", "tp", "pp"),
     ("dp", "tp+sp", "ring"),
@@ -52,6 +57,14 @@ _THREES = (
     ("pp", "all-gather", "tp", "documents"),
     ("zero3", "interleaved", "ring", "recomputed", "documents"),
     ("cp4", "documents"),
+    ("ep", "tp", "dp4"),
+    ("ep+capacity", "pp", "dp4"),
+    ("ep+capacity", "tp+sp", "ring"),
+    ("zero3", "ep+capacity", "tp+sp", "dp4"),
+    ("zero2", "ep", "interleaved", "recomputed", "dp4"),
+    ("zero1", "ep", "gpipe", "all-gather"),
+    ("ep", "dp4", "ep4"),
+    ("ep+capacity", "ring", "ep4"),
 )
 
 
@@ -95,6 +108,13 @@ def matrix() -> list[tuple[str, ...]]:
         for one in members
         for other in later
     ]  # fmt: skip
+    names += [(one,) for one in _EXPERTS]
+    names += [
+        (one, other, *(["dp4"] if kind == "data" else []))
+        for kind, members in _KINDS.items()
+        for one in members
+        for other in _EXPERTS
+    ]
     names += [(f"{axis}4",) for axis in ("dp", "tp", "pp", "cp")]
     parts = _PARTS | {f"{axis}4": (f"parallel.{axis}=4",) for axis in ("dp", "tp", "pp", "cp")}
     return [
