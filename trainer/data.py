@@ -87,7 +87,8 @@ class Loader:
         self.documents = documents
         self.vocabulary = vocabulary
         self.windows = (corpus.size - 1) // sequence
-        """Of `sequence` targets each; every token but the first is a target of one of them."""
+        """Of `sequence` targets each: every token but the first is a target of one of them, and but
+        those at the end of the corpus that make no whole window."""
         self.held = math.ceil(held * self.windows)
         self.trained = self.windows - self.held
         """Samples in an epoch."""

@@ -113,8 +113,9 @@ def usage() -> str:
         documented = _docstrings(owner)
         for field in fields(owner):
             default = _show(field.default)
+            default = default.lower() if isinstance(field.default, bool) else default
             lines.append(f"  {section}.{field.name}={default}")
-            lines.append(f"      {documented[field.name]}")
+            lines += [f"      {line.strip()}" for line in documented[field.name].splitlines()]
             if choices := field.metadata.get("choices"):
                 lines.append(f"      one of: {', '.join(map(str, choices))}")
     return "\n".join(lines)

@@ -204,6 +204,10 @@ def test_usage_documents_every_key() -> None:
     for section in fields(Config):
         for field in fields(type(section.default)):
             assert f"  {section.name}.{field.name}=" in text
+    for line in text.splitlines():
+        key, _, value = line.strip().partition("=")
+        if value in {"true", "false", "True", "False"}:
+            assert load([f"{key}={value}"], 1), "what --help shows can be typed"
 
 
 @pytest.mark.parametrize(("rank", "lines"), [("0", 3), ("3", 0)])
