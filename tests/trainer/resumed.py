@@ -49,6 +49,7 @@ MODEL = (
     "optim.clip=0.5",
     f"checkpoint.every={HALF}",
 )
+SCHEDULES = (("1f1b", 1), ("gpipe", 1), ("zero-bubble", 1), ("interleaved", 2))
 
 Held = dict[str, Fragment]
 Layout = tuple[tuple[str, ...], int]
@@ -126,7 +127,8 @@ def a_layout(choice: random.Random, ranks: int) -> Layout:
     while True:
         dp, tp, pp = (choice.choice(sizes) for _ in range(3))
         cp = choice.choice((1, 1, 2))
-        schedule, virtual = choice.choice((("1f1b", 1), ("gpipe", 1), ("interleaved", 2)))
+        schedule, virtual = choice.choice(SCHEDULES)
+        split = choice.choice(("even", "1,3", "3,1")) if pp == 2 and virtual == 1 else "even"
         settings = (
             f"parallel.dp={dp}",
             f"parallel.tp={tp}",
@@ -138,7 +140,9 @@ def a_layout(choice: random.Random, ranks: int) -> Layout:
             f"parallel.sp={choice.choice(('true', 'false'))}",
             f"parallel.schedule={schedule}",
             f"parallel.virtual={virtual}",
+            f"parallel.split={split}",
             f"parallel.bucket={choice.choice((4_000, 20_000, 10_000_000))}",
+            f"mesh.order={choice.choice(('pp,dp,cp,tp', 'tp,cp,dp,pp', 'ep,dp,cp,tp,pp'))}",
             f"memory.offload={choice.choice(('none', 'none', 'optimizer', 'parameters'))}",
         )
         world = dp * tp * pp * cp
