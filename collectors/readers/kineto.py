@@ -2,36 +2,38 @@
 
 In: the JSON object of any era (categories "Kernel", "kernel"; times in us, absolute or relative to
 baseTimeNanoseconds; process-group arguments or none). Out: rows of `steps`, of `phases` (data), and
-one log_events row of kind kineto.rank {rank, world, steps, step_us, data_us, compute_us, groups
-{process group|operation: [duration in us, ...]}}. Memory is bounded whatever the file's size.
+one log_events row of kind kineto.rank {rank, world, steps, step_us, data_us, compute_us, device_us
+(see kineto_kernels), groups {process group|operation: [duration in us, ...]}}. Memory does not grow
+with the file but for a few bytes a kernel.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections import defaultdict
-from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any
 
 from collectors.collected import Reading, Source
+from collectors.readers.kineto_kernels import COMMUNICATION, COMPUTE, MEMORY, Kernels, communicates
+from collectors.readers.kineto_stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from collectors.readers.artifact import Artifact
 
 KIND = "kineto"
-_HEAD = 16 << 20
-_CHUNK = 1 << 20
-_EVENT = 4 << 20
-"""A longer event ends the reading: no profiler writes one."""
 _KERNELS = 20_000
 """Communication kernels whose durations are kept."""
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _NCCL = re.compile(r"nccl(?:Sym|Dev)?\w*?(?:Kernel)?_(?:Sym\w+?_)?(\w+?)(?:_|\(|$)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#(\d{1,12})$")
+
+_CATEGORIES = {
+    **dict.fromkeys(("kernel", "Kernel"), "kernel"),
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "memcpy", "memset"), "copy"),
+    **dict.fromkeys(
+        ("user_annotation", "python_annotation", "cpu_op", "Operator", "operator"), "annotation"
+    ),
+}
 
 
 def sniff(head: bytes) -> bool:
@@ -41,70 +43,6 @@ def sniff(head: bytes) -> bool:
     return b'"traceEvents"' in head or (b'"schemaVersion"' in head and b'"deviceProp' in head)
 
 
-class _Stream:
-    """The text of a trace: what precedes its events, then event after event."""
-
-    def __init__(self, artifact: Artifact, problems: list[str]) -> None:
-        self.problems = problems
-        self.stream = artifact.open()
-        self.buffer = ""
-        self.ended = False
-
-    def _more(self) -> bool:
-        try:
-            chunk = self.stream.read1(_CHUNK)
-        except (EOFError, zlib.error, BadGzipFile) as wrong:
-            self.problems.append(f"the compressed stream breaks off: {wrong}")
-            chunk = b""
-        self.ended = not chunk
-        self.buffer += chunk.decode("utf-8", "replace")
-        return not self.ended
-
-    def head(self) -> dict[str, Any]:
-        """Metadata; the buffer then begins inside the list of events."""
-        while True:
-            found = _EVENTS.search(self.buffer)
-            if found:
-                text = self.buffer[: found.start()].rstrip().rstrip(",") + "}"
-                self.buffer = self.buffer[found.end() :]
-                return _object(text)
-            if len(self.buffer) > _HEAD or not self._more():
-                self.problems.append("no list of events was found")
-                self.ended, self.buffer = True, ""
-                return {}
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Events until the list ends, breaks off, or one is no JSON."""
-        decoder = json.JSONDecoder()
-        at = 0
-        while True:
-            while at < len(self.buffer) and self.buffer[at] in ", \t\r\n":
-                at += 1
-            if at < len(self.buffer) and self.buffer[at] == "]":
-                return
-            try:
-                event, at = decoder.raw_decode(self.buffer, at)
-            except (ValueError, RecursionError):
-                rest = self.buffer[at:]
-                if len(rest) > _EVENT or not self._more():
-                    self.problems.append("the events break off before their end")
-                    return
-                self.buffer, at = self.buffer[at:], 0
-                continue
-            if isinstance(event, dict):
-                yield event
-            if at > _CHUNK:
-                self.buffer, at = self.buffer[at:], 0
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 class _Rank:
     """What is kept of one rank."""
 
@@ -112,44 +50,43 @@ class _Rank:
         self.steps: dict[int, tuple[float, float]] = {}
         self.data: list[tuple[float, float]] = []
         self.groups: dict[str, list[float]] = defaultdict(list)
-        self.compute = 0.0
-        self.reach = float("-inf")
+        self.kernels = Kernels()
         self.kept = 0
 
     def feed(self, event: dict[str, Any]) -> None:
-        """One event."""
-        if event.get("ph") != "X":
+        """One event; most are of a category that nothing is taken from."""
+        category = event.get("cat")
+        known = _CATEGORIES.get(category) if isinstance(category, str) else None
+        if known is None or event.get("ph") != "X":
             return
-        start, length, name = event.get("ts"), event.get("dur"), event.get("name")
-        if not isinstance(name, str) or not isinstance(length, int | float):
+        length, name = event.get("dur"), event.get("name")
+        start = _float(event.get("ts"))
+        if start is None or not isinstance(name, str) or not isinstance(length, int | float):
             return
-        start = _float(start)
-        if start is None:
-            return
-        category = str(event.get("cat", "")).lower()
-        if category == "kernel":
+        if known == "kernel":
             self._kernel(event, name, start, float(length))
-        elif category in ("user_annotation", "python_annotation", "operator", "cpu_op"):
+        elif known == "copy":
+            self.kernels.add(MEMORY, start, float(length))
+        else:
             self._annotation(name, start, float(length))
 
     def _annotation(self, name: str, start: float, length: float) -> None:
-        step = _STEP.match(name)
+        step = _STEP.match(name) if name.startswith("Pro") else None
         if step and len(self.steps) < _KERNELS:
             self.steps.setdefault(int(step.group(1)), (start, length))
         elif "DataLoader" in name and "__next__" in name and len(self.data) < _KERNELS:
             self.data.append((start, length))
 
     def _kernel(self, event: dict[str, Any], name: str, start: float, length: float) -> None:
-        if not name.lower().startswith("nccl"):
-            end = start + length
-            self.compute += max(0.0, end - max(start, self.reach))
-            self.reach = max(self.reach, end)
+        if not communicates(name):
+            self.kernels.add(COMPUTE, start, length)
             return
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         found = _NCCL.match(name)
         op = str(args.get("Collective name") or (found.group(1) if found else name))[:60]
         group = str(args.get("Process Group Name", ""))[:60]
+        self.kernels.add(COMMUNICATION, start, length, f"{group}|{op}")
         if self.kept < _KERNELS:
             self.kept += 1
             self.groups[f"{group}|{op}"].append(round(length, 3))
@@ -165,7 +102,7 @@ def _float(value: object) -> float | None:
 def read(artifact: Artifact) -> Reading:
     """Steps, waits for data and communication kernels of one rank."""
     problems: list[str] = []
-    stream = _Stream(artifact, problems)
+    stream = Stream(artifact, problems)
     with stream.stream:
         head = stream.head()
         rank = _Rank()
@@ -212,12 +149,15 @@ def _rows(reading: Reading, rank: _Rank, own: int | None, head: dict[str, Any]) 
                     start_ns=at(begin),
                     end_ns=at(begin + waited),
                 )
+    device = rank.kernels.breakdown()
+    compute = device["compute"] if device else 0.0
     fields = {
         "rank": own,
         "steps": len(rank.steps),
         "step_us": round(sum(n for _, n in rank.steps.values()), 3),
         "data_us": round(inside, 3),
-        "compute_us": round(rank.compute, 3),
+        "compute_us": compute,
+        "device_us": device,
         "groups": dict(rank.groups),
     }
     total = sum(sum(v) for v in rank.groups.values())
@@ -231,5 +171,5 @@ def _rows(reading: Reading, rank: _Rank, own: int | None, head: dict[str, Any]) 
         kind="kineto.rank",
         fields=json.dumps(fields),
         quote=f"{len(rank.steps)} steps; {rank.kept} communication kernels of {total / 1e3:.1f} ms"
-        f", compute kernels of {rank.compute / 1e3:.1f} ms, data {inside / 1e3:.1f} ms",
+        f", compute kernels of {compute / 1e3:.1f} ms, data {inside / 1e3:.1f} ms",
     )

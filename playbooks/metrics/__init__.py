@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from playbooks.metrics import communication, memory, phases, pipeline, steps, what_if
+from playbooks.metrics import communication, device_time, memory, phases, pipeline, steps, what_if
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 def measure(evidence: Evidence, policy: Policy) -> dict[str, Any]:
     """All metrics of one job."""
     out: dict[str, Any] = {}
-    for part in (steps, phases, communication, memory, pipeline, what_if):
+    for part in (steps, phases, communication, device_time, memory, pipeline, what_if):
         out.update(part.measure(evidence, policy))
     out["mfu"] = None
     out["formulas"] = {
         **steps.FORMULAS,
         **phases.FORMULAS,
         **communication.FORMULAS,
+        **device_time.FORMULAS,
         **memory.FORMULAS,
         **pipeline.FORMULAS,
         **what_if.FORMULAS,

@@ -56,11 +56,24 @@ def numbers(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     if (metrics.get("core_wait_share") or 0.0) >= _CROWDED:
         text = f"{percent(metrics['core_wait_share'])} of the step: ranks share too few cores"
         out.append(("core wait", text))
+    device = list((metrics.get("device_time") or {}).values())
+    if device:
+        out.append(("device time", _device(device)))
     waited = metrics.get("exposed_comm") or {}
     known = {axis: value for axis, value in waited.items() if value is not None}
     if known:
         text = ", ".join(f"{plain(axis)} {seconds(value)}" for axis, value in known.items())
         out.append(("waited for", f"{text} a step"))
+    out += _waits(metrics)
+    out += _memory(metrics)
+    if metrics.get("collectives"):
+        out.append(("operations", f"{metrics['collectives']:,} recorded"))
+    return out
+
+
+def _waits(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who waits for whom: arrivals, the bubble, and what an even job would take."""
+    out: list[tuple[str, str]] = []
     skew = metrics.get("arrival_skew")
     if skew:
         out.append(
@@ -71,18 +84,33 @@ def numbers(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = f"predicted {percent(bubble['predicted'])}, measured {percent(bubble['measured'])}"
         out.append(("bubble", text))
     again = metrics.get("what_if")
-    if again:
-        saved = 1 - again["ordinary_s"] / again["replayed_s"]
+    saved = 1 - again["ordinary_s"] / again["replayed_s"] if again else 0.0
+    if again and saved >= 0.01:
         text = f"{seconds(again['ordinary_s'])} a step, {percent(saved)} less (by replay)"
-        out.append(("if all were even", text))
+        out.append(("if all even", text))
+    return out
+
+
+def _memory(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The largest peak of any rank."""
+    out: list[tuple[str, str]] = []
     peaks = list((metrics.get("peak_memory") or {}).values())
     for name, key in (("device memory", "device"), ("process memory", "rss")):
         values = [p[key] for p in peaks if p.get(key) is not None]
         if values:
             out.append((name, f"{size(max(values))} at most on a rank"))
-    if metrics.get("collectives"):
-        out.append(("operations", f"{metrics['collectives']:,} recorded"))
     return out
+
+
+def _device(traces: list[Mapping[str, Any]]) -> str:
+    """Mean over traces: "compute 40 %, exposed communication 20 %, ... (overlap 35 %)"."""
+    names = {"compute": "compute", "exposed": "exposed communication", "memory": "copies"}
+    mean = {p: sum(t[p] for t in traces) / len(traces) for p in (*names, "idle")}
+    text = ", ".join(f"{names.get(p, p)} {percent(value)}" for p, value in mean.items())
+    overlaps = [t["overlap"] for t in traces if t["overlap"] is not None]
+    if overlaps:
+        text += f" ({percent(sum(overlaps) / len(overlaps))} of communication overlapped)"
+    return text
 
 
 def _shares(by_rank: Mapping[str, Mapping[str, float]]) -> str:
