@@ -252,7 +252,7 @@ class CheckpointConfig:
     """What is kept of a run, so that it goes on after whatever ended it, on any layout."""
 
     folder: str = ""
-    """Where checkpoints go, seen by all ranks; empty: none are written."""
+    """Where checkpoints go, seen by all ranks, of one run at a time; empty: none are written."""
     every: int = 0
     """Steps between checkpoints; 0: only one, after the last step, which always has one."""
     keep: int = 2

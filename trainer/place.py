@@ -83,10 +83,6 @@ class Place:
         """The place of `count` elements of the flattened shard from `start`."""
         return replace(self, start=start, count=count)
 
-    def shard(self) -> Place:
-        """The place of the whole shard."""
-        return self.stretch(0, math.prod(self.sizes))
-
     def pick(self, whole: Any) -> Any:
         """The same stretch of a whole array or tensor of this shape, flat."""
         box = tuple(slice(at, at + n) for at, n in zip(self.offset, self.sizes, strict=True))

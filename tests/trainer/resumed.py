@@ -61,6 +61,8 @@ class Run:
 
     settings: tuple[str, ...]
     stop: int
+    full: str = ""
+    """A file that the checkpoint after HALF steps finds no place for."""
 
 
 @dataclass
@@ -83,6 +85,10 @@ def go(run: Run, world: int) -> Seen:
     saver = Saver(trainer, say=seen.lines.append, warn=seen.lines.append)
     seen.first = saver.resume()
     seen.began = held(trainer)
+    if run.full and trainer.mesh.rank == 0:
+        part = Path(trainer.config.checkpoint.folder, f".part-step-{HALF:08d}")
+        part.mkdir()
+        (part / run.full).symlink_to("/dev/full")
     for number in range(seen.first, run.stop):
         result = trainer.step(number)
         seen.losses.append(result.loss)
@@ -169,9 +175,11 @@ class Reshard:
         self.base = (*MODEL, f"data.path={text}")
         self.true = go(Run((*self.base, "checkpoint.every=0"), STEPS), 1)
 
-    def run(self, settings: tuple[str, ...], world: int, stop: int, at: Path) -> list[Seen]:
+    def run(
+        self, settings: tuple[str, ...], world: int, stop: int, at: Path, full: str = ""
+    ) -> list[Seen]:
         """One stretch of a run whose checkpoints are in `at`."""
-        run = Run((*self.base, f"checkpoint.folder={at}", *settings), stop)
+        run = Run((*self.base, f"checkpoint.folder={at}", *settings), stop, full)
         return self.pool.run(run, world)
 
     def check(self, before: Layout, after: Layout, at: Path) -> None:

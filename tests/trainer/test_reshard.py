@@ -57,6 +57,17 @@ def test_the_same_layout_goes_on_bit_for_bit(
             assert np.array_equal(values.values, other.ended[key].values), key
 
 
+def test_when_one_ranks_disk_is_full_all_go_on(reshard: Reshard, tmp_path: Path) -> None:
+    layout = ("parallel.zero=3",)
+    first, other = reshard.run(layout, 2, STEPS, tmp_path, full="__1_0.distcp")
+    (line,) = first.lines
+    assert f"after {HALF} steps was not written: rank 1: No space left on device" in line
+    assert line.endswith("the last good one is none")
+    assert other.lines == []
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["latest", f"step-{STEPS:08d}"]
+    assert reshard.run(layout, 2, STEPS, tmp_path)[0].first == STEPS
+
+
 def test_any_layout_reloads_under_any_other(reshard: Reshard, tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
