@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from trainer import blueprint, dropout, faults, stages
 from trainer.cut import PRODUCTS, WEIGHTS, named_parameters, whole_cut
@@ -21,13 +22,12 @@ from trainer.parallel import expert, pipeline, schedule, tensor, timeline
 from trainer.parallel.ddp import GradientBuckets, pack
 from trainer.parallel.recompute import keep
 from trainer.parallel.replicas import Replicas
-from trainer.parallel.zero import Group, ShardedReplicas, Sharing
+from trainer.parallel.unit import Group, Sharing
+from trainer.parallel.zero import ShardedReplicas
 from trainer.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from torch import nn
 
     from trainer.config import Config, TrainConfig
     from trainer.layout import Layout
@@ -250,8 +250,11 @@ def _shared(
     )
     if zero == 3:
         parts = [(part, own) for stage in stages for part, own in stage if own]
-        shared = ShardedReplicas([Group(own, *axes) for _, own in parts], sharing, passes=passes)
-        for (part, _), unit in zip(parts, shared.buckets, strict=True):
+        half = PRODUCTS.get(config.train.dtype)
+        units = [(part, Group(own, *axes, dtype)) for part, named in parts
+                 for own, dtype in _by_dtype(part.module, named, half)]  # fmt: skip
+        shared = ShardedReplicas([group for _, group in units], sharing, passes=passes)
+        for (part, _), unit in zip(units, shared.buckets, strict=True):
             shared.wrap(part.module, unit)
         return shared
     groups = []
@@ -263,3 +266,21 @@ def _shared(
             for one in pack(own[::-1], config.parallel.bucket)
         ]
     return ShardedReplicas(groups, sharing, passes=passes)
+
+
+def _by_dtype(
+    part: nn.Module, named: list[tuple[str, nn.Parameter]], half: torch.dtype | None
+) -> list[tuple[list[tuple[str, nn.Parameter]], torch.dtype | None]]:
+    """What only enters matrix products is gathered in autocast's dtype, all else in the weights'.
+
+    It moves half the bytes. And autograd keeps the weights of products for backward: of a copy that
+    autocast makes, it would keep the memory that stage 3 means to free.
+    """
+    if half is None:
+        return [(named, None)]
+    products = {p for one in part.modules() if isinstance(one, nn.Linear) for p in one.parameters()}
+    split = (
+        ([(path, p) for path, p in named if p in products], half),
+        ([(path, p) for path, p in named if p not in products], None),
+    )
+    return [(own, dtype) for own, dtype in split if own]

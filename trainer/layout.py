@@ -62,6 +62,8 @@ def problems(config: Config, world: int) -> list[str]:
     found = [*_model_problems(config), *data_limits.problems(config), *of_layout]
     if of_layout:
         found.append(_nearest_line(config, layout, world))
+    else:
+        found += sharing.replicate_problems(config, layout)
     found += stages.list_problems(config, layout)
     found += checkpoint_limits.problems(config)
     order = config.mesh.order
@@ -85,7 +87,11 @@ def legal(config: Config, world: int) -> list[Layout]:
         for ep in expert.sharing(config.model.experts, world // (tp * pp))
         if ep == 1 or config.parallel.ep > 1
     ]
-    return [one for one in layouts if not _layout_problems(config, one, world)]
+    return [
+        one
+        for one in layouts
+        if not _layout_problems(config, one, world) + sharing.replicate_problems(config, one)
+    ]
 
 
 def _size_problems(model: ModelConfig) -> list[str]:
@@ -112,7 +118,12 @@ def _size_problems(model: ModelConfig) -> list[str]:
 def _model_problems(config: Config) -> list[str]:
     found = [] if config.model.file else _size_problems(config.model)
     found += stages.word_problems(config)
-    return found + expert.model_problems(config) + numbers.problems(config)
+    return (
+        found
+        + expert.model_problems(config)
+        + numbers.problems(config)
+        + sharing.setting_problems(config)
+    )
 
 
 def _layout_problems(config: Config, layout: Layout, world: int) -> list[str]:

@@ -5,7 +5,7 @@ A test plants each and asks whether the comparison with one process notices, and
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -16,6 +16,7 @@ from tests.trainer.expert_bugs import EXPERT_PLANTS
 from trainer import optim
 from trainer.model import IGNORE, rotary_table
 from trainer.parallel import context, tensor
+from trainer.scale import LossScale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -125,6 +126,45 @@ def _local_positions(trainer: Trainer) -> AbstractContextManager[object]:
     return mock.patch.object(context.ContextParallelAttention, "table", table)
 
 
+def _scaled(trainer: Trainer) -> AbstractContextManager[object]:
+    """No bug: a loss scale where float64 has none, so that its arithmetic is proved exactly."""
+    trainer.scale = LossScale(trainer.config.scale, on=True)
+    return nullcontext()
+
+
+def _clip_before_unscale(trainer: Trainer) -> AbstractContextManager[object]:
+    """Norm and clipping see gradients that still carry the scale, which comes out afterwards."""
+    _scaled(trainer)
+    real = optim.clip
+
+    def clip(parameters: Mapping[str, nn.Parameter], norm: Tensor, limit: float) -> None:
+        real(parameters, norm, limit)
+        for p in parameters.values():
+            p.grad.div_(trainer.scale.value)
+
+    planted = ExitStack()
+    planted.enter_context(mock.patch.object(trainer.scale, "unscale", lambda _pieces: None))
+    planted.enter_context(mock.patch.object(optim, "clip", clip))
+    return planted
+
+
+def _overflow_on_one_rank(trainer: Trainer) -> AbstractContextManager[object]:
+    """In step 1 one element on the last rank is infinite, after all sums: no other rank has it.
+
+    It is a norm weight's, which that rank holds as a copy of others' and does not count.
+    """
+    _scaled(trainer)
+    real = trainer.built.partial.finish
+
+    def finish() -> None:
+        real()
+        if trainer.built.fault.step == 1 and trainer.mesh.rank == trainer.mesh.world - 1:
+            path = next(path for path in reversed(trainer.built.pieces) if "norm" in path)
+            trainer.built.pieces[path].grad[-1] = float("inf")
+
+    return mock.patch.object(trainer.built.partial, "finish", finish)
+
+
 def _no_norm_sum(trainer: Trainer) -> AbstractContextManager[object]:
     """Sequence parallelism without the sum of the norm weights' gradients over tp."""
     return mock.patch.object(trainer.built.partial, "finish", lambda: None)
@@ -209,4 +249,7 @@ _PLANTS: dict[str, Plant] = {
     "last stage scales again": _last_stage_scales_again,
     "stale weights": _stale_weights,
     "shares not gathered": _never_gathered,
+    "scaled": _scaled,
+    "clip before unscale": _clip_before_unscale,
+    "overflow on one rank": _overflow_on_one_rank,
 }

@@ -13,7 +13,8 @@ from trainer import optim
 from trainer.config import OptimConfig
 from trainer.mesh import Axis, Mesh
 from trainer.parallel.ddp import GradientBuckets
-from trainer.parallel.zero import Group, ShardedReplicas, Sharing
+from trainer.parallel.unit import Group, Sharing
+from trainer.parallel.zero import ShardedReplicas
 
 
 def layers() -> nn.Sequential:

@@ -58,9 +58,19 @@ def recorder() -> Iterator[Recorder]:
     annotate.listen(None)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_loss_falls_on_the_standard_library(dtype: str) -> None:
-    run = trainer("train.steps=40", f"train.dtype={dtype}")
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("train.dtype=float32",),
+        ("train.dtype=bfloat16",),
+        ("train.dtype=float16",),
+        ("memory.offload=optimizer",),
+        ("parallel.zero=3", "memory.offload=parameters", "train.dtype=bfloat16"),
+    ],
+    ids=["float32", "bfloat16", "float16", "update on host", "shares on host, bfloat16"],
+)
+def test_loss_falls_on_the_standard_library(how: tuple[str, ...]) -> None:
+    run = trainer("train.steps=40", *how)
     losses = [run.step(number).loss for number in range(40)]
     assert losses[0] == pytest.approx(5.55, abs=0.15)
     assert sum(losses[-5:]) / 5 < 3.6

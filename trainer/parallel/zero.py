@@ -19,178 +19,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from trainer.parallel.offload import Lane, Mark
+from trainer.parallel.offload import Lane
 from trainer.parallel.prefetch import Prefetch
+from trainer.parallel.unit import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import torch.distributed as dist
+    from torch import Tensor, nn
 
-    from trainer.mesh import Axis
-
-    Named = tuple[str, nn.Parameter]
+    from trainer.parallel.offload import Mark
+    from trainer.parallel.unit import Group, Sharing
 
 _OUTSTANDING = 2
 """Reductions, and copies to the host, under way at once; each holds a bucket of gradients."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that travel together, and the ranks that share them."""
-
-    named: Sequence[Named]
-    shard: Axis
-    replica: Axis
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """What is shared, and where shares live."""
-
-    stage: int
-    wire: torch.dtype
-    """In which gradients travel."""
-    offload: str = "none"
-    """As memory.offload."""
-    ahead: int = 0
-    """Units gathered before they are needed."""
-
-
-class Unit:
-    """Parameters laid end to end, padded so that every rank has the same share."""
-
-    def __init__(self, group: Group, sharing: Sharing, lane: Lane) -> None:
-        self.stage = sharing.stage
-        self.lane = lane
-        self.axis, self.replica = group.shard, group.replica
-        self.parameters = [p for _, p in group.named]
-        whole = sum(p.numel() for p in self.parameters)
-        self.share = -(-whole // self.axis.size)
-        first = self.parameters[0]
-        self.values = first.new_zeros(self.share * self.axis.size).detach()
-        self.missing = 0
-        """Gradients still to come before the unit's are reduced."""
-        self.passes = 0
-        """Reductions still to come in this step."""
-        self.here = True
-        """Whether `values` has memory."""
-        self.in_backward = False
-        self._gather: dist.Work | None = None
-        self._fetched: Mark | None = None
-        at = 0
-        for p in self.parameters:
-            view = self.values[at : at + p.numel()].view_as(p)
-            view.copy_(p.detach())
-            p.data = view
-            at += p.numel()
-        own = slice(self.axis.index * self.share, (self.axis.index + 1) * self.share)
-        self.place = self.values[own]
-        """This rank's share of the values, whenever they are here."""
-        self.resident = self.stage == 3 and sharing.offload != "parameters"
-        """Whether the share has memory of its own on the device."""
-        self.own = self.place.clone() if self.resident else self.place
-        self.gradients = torch.zeros_like(self.values) if self.stage == 1 else None
-        self.hosted = sharing.offload != "none"
-        if self.hosted:
-            self.master = lane.pinned(self.own)
-            self.master.copy_(self.own)
-            self.gradient = torch.zeros_like(self.master, pin_memory=lane.stream is not None)
-        else:
-            self.master = self.own
-            self.gradient = (
-                torch.zeros_like(self.own) if self.gradients is None else self.gradients[own]
-            )
-        self.pieces, self.starts = self._cut(group.named, own.start)
-        if self.stage == 3:
-            self.free()
-
-    def _cut(
-        self, named: Sequence[Named], start: int
-    ) -> tuple[dict[str, nn.Parameter], dict[str, int]]:
-        """This rank's piece of each parameter that its share touches, and where it begins."""
-        pieces, starts = {}, {}
-        at = 0
-        for path, p in named:
-            low, high = max(at, start), min(at + p.numel(), start + self.share)
-            if low < high:
-                piece = nn.Parameter(self.master[low - start : high - start])
-                piece.grad = self.gradient[low - start : high - start]
-                pieces[path], starts[path] = piece, low - at
-            at += p.numel()
-        return pieces, starts
-
-    def reset(self, passes: int) -> None:
-        """Gradients are zero, and `passes` backward passes will add to them."""
-        self.gradient.zero_()
-        self.missing = len(self.parameters)
-        self.passes = passes
-        if self.gradients is None:
-            return
-        self.missing *= passes
-        self.passes = 1
-        self.gradients.zero_()
-        at = 0
-        for p in self.parameters:
-            p.grad = self.gradients[at : at + p.numel()].view_as(p)
-            at += p.numel()
-
-    def take(self, wire: torch.dtype) -> Tensor:
-        """All gradients to be reduced, flat and padded; from stage 2 on they are gone from here."""
-        if self.gradients is not None:
-            return self.gradients.to(wire)
-        flat = torch.zeros(self.values.numel(), dtype=wire, device=self.values.device)
-        at = 0
-        for p in self.parameters:
-            if p.grad is not None:
-                flat[at : at + p.numel()].copy_(p.grad.flatten())
-            p.grad = None
-            at += p.numel()
-        return flat
-
-    def fetch(self) -> None:
-        """Stage 3: begin to have all values here; `arrive` waits."""
-        if self.here:
-            return
-        self.values.untyped_storage().resize_(self.values.numel() * self.values.element_size())
-        self.here = True
-        if self.resident:
-            self._gather = self.axis.all_gather(self.values, self.own, wait=False)
-            return
-        with self.lane.open():
-            self.place.copy_(self.master, non_blocking=True)
-            self._gather = self.axis.all_gather(self.values, self.place, wait=False)
-            self._fetched = self.lane.mark()
-
-    def arrive(self) -> None:
-        """Wait for what `fetch` began; on CUDA it is computation that waits, not the host."""
-        if self._gather is not None:
-            self._gather.wait()
-        if self._fetched is not None:
-            self._fetched.hold_device()
-        self._gather = self._fetched = None
-
-    def free(self) -> None:
-        """Give the memory of the values back; views of it stay and see the next gather."""
-        self.arrive()
-        self.values.untyped_storage().resize_(0)
-        self.here = False
-
-    def bring_up(self) -> None:
-        """Begin to copy what the host updated to where the device keeps it."""
-        if self.hosted and (self.resident or self.stage < 3):
-            with self.lane.open():
-                self.own.copy_(self.master, non_blocking=True)
-                self._fetched = self.lane.mark()
-
-    def updated(self) -> None:
-        """The device computes with the new values; below stage 3, with the others' too."""
-        self.arrive()
-        if self.stage < 3:
-            self.axis.all_gather(self.values, self.own)
 
 
 @dataclass(frozen=True)
@@ -283,7 +126,9 @@ class ShardedReplicas:
         self._settle(keep=0)
         for unit in self.buckets:
             if unit.passes and unit.replica.group is not None:  # not every backward reached it
-                self._over_replicas(unit, torch.zeros_like(unit.own, dtype=self.sharing.wire))
+                self._over_replicas(
+                    unit, unit.values.new_zeros(unit.share, dtype=self.sharing.wire)
+                )
         self._settle(keep=0)
         self._land(keep=0)
         self.prefetch.end()
