@@ -204,8 +204,8 @@ def _convert(value: Any, kind: Any) -> Any:
         return float(value)
     if kind is str and not isinstance(value, list | dict):
         return str(value)
-    if kind == tuple[str, ...] and isinstance(value, list | str):
-        return tuple(map(str, value)) if isinstance(value, list) else (value,)
+    if kind == tuple[str, ...] and not isinstance(value, dict):
+        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(
         kind, "a list of words"
     )

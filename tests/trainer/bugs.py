@@ -232,6 +232,36 @@ def _never_gathered(trainer: Trainer) -> AbstractContextManager[object]:
     return mock.patch.object(trainer.built.buckets, "updated", lambda: None)
 
 
+def _dropout_equal_over_tp(trainer: Trainer) -> AbstractContextManager[object]:
+    """Each rank drops its shard of the sequence as if it were the first: one seed, equal masks."""
+    passing = trainer.built.passing
+    first = passing.positions - passing.positions.min()
+    return mock.patch.object(passing, "positions", first)
+
+
+def _dropout_apart_over_tp(trainer: Trainer) -> AbstractContextManager[object]:
+    """Each rank draws for itself what falls of a stream that all of them hold."""
+    passing = trainer.built.passing
+    return mock.patch.object(passing, "seed", passing.seed + trainer.mesh["tp"].index)
+
+
+def _dropout_equal_over_dp(trainer: Trainer) -> AbstractContextManager[object]:
+    """Every replica counts its samples from 0."""
+    return mock.patch.object(trainer.built.passing, "first", 0)
+
+
+def _dropout_anew_in_backward(trainer: Trainer) -> AbstractContextManager[object]:
+    """What is computed again is dropped anew, as from a generator whose state was not kept."""
+    passing, real = trainer.built.passing, trainer.built.pipeline._backward
+
+    def backward(*arguments: object) -> None:
+        passing.step += 1000
+        real(*arguments)
+        passing.step -= 1000
+
+    return mock.patch.object(trainer.built.pipeline, "_backward", backward)
+
+
 _PLANTS: dict[str, Plant] = {
     "summed instead of averaged": _summed_not_averaged,
     "loss by local tokens": _loss_by_local_tokens,
@@ -252,4 +282,8 @@ _PLANTS: dict[str, Plant] = {
     "scaled": _scaled,
     "clip before unscale": _clip_before_unscale,
     "overflow on one rank": _overflow_on_one_rank,
+    "dropout equal over tp": _dropout_equal_over_tp,
+    "dropout apart over tp": _dropout_apart_over_tp,
+    "dropout equal over dp": _dropout_equal_over_dp,
+    "dropout anew in backward": _dropout_anew_in_backward,
 }

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.ranks
 
 BASE = (*SMALL, *FIXED, "train.dtype=float64", "eval.held=0.1")
 EXACT = bounds("float64", 30)
+ZERO_BUBBLE = "parallel.schedule=zero-bubble"
 INTERLEAVED = ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual=2")
 CONTEXT = {
     "cp4": ("parallel.cp=4",),
@@ -74,6 +75,23 @@ LAYOUTS = {
     "cp2 zero3 tp2 sp": ("parallel.cp=2", "parallel.tp=2", "parallel.zero=3", "parallel.sp=true"),
     "cp2 dp2, cp outermost": ("parallel.cp=2", "mesh.order=cp,tp,pp,dp", "parallel.zero=1"),
     "pp4, one bucket": ("parallel.pp=4", "parallel.bucket=100000000"),
+    "pp4 zero-bubble, fewer microbatches than stages": (
+        "parallel.pp=4",
+        ZERO_BUBBLE,
+        "train.microbatch=4",
+    ),
+    "pp2 zero-bubble tp2 sp": ("parallel.pp=2", ZERO_BUBBLE, "parallel.tp=2", "parallel.sp=true"),
+    "pp2 zero-bubble cp2": ("parallel.pp=2", ZERO_BUBBLE, "parallel.cp=2"),
+    "pp2 zero-bubble zero2": ("parallel.pp=2", ZERO_BUBBLE, "parallel.zero=2"),
+    "pp2 zero-bubble zero3, checkpointed by stage": (
+        "parallel.pp=2",
+        ZERO_BUBBLE,
+        "parallel.zero=3",
+        "memory.checkpoint=full,selective",
+    ),
+    "pp2 as told, tp2": ("parallel.pp=2", "parallel.split=1,3", "parallel.tp=2"),
+    "pp2 as measured, dp2": ("parallel.pp=2", "parallel.split=measured"),
+    "tp2 sp dp2, selective": ("parallel.tp=2", "parallel.sp=true", "memory.checkpoint=selective"),
 }
 
 
@@ -135,6 +153,34 @@ def test_documents_equal_one_process(
     verdict = compare(pool.run(Case(settings)), masked, EXACT)
     assert verdict.first is None, str(verdict.first)
     assert abs(masked.losses[-1] - reference.losses[-1]) > 1e-4, "the mask hides nothing here"
+
+
+DROPOUT = "model.dropout=0.3"
+
+
+@pytest.fixture(scope="module")
+def dropped(text: Path) -> Part:
+    return whole(Case((*BASE, f"data.path={text}", DROPOUT)))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.dp=2", "parallel.tp=2"),
+        ("parallel.tp=2", "parallel.sp=true", "parallel.cp=2"),
+        ("parallel.tp=2", "parallel.sp=true", "parallel.pp=2", "memory.checkpoint=full"),
+        ("parallel.zero=3", "parallel.pp=2", ZERO_BUBBLE, "memory.checkpoint=selective"),
+        (*INTERLEAVED, "parallel.dp=2", "train.microbatch=2"),
+    ],
+    ids=" ".join,
+)
+def test_the_same_elements_fall_under_every_layout(
+    layout: tuple[str, ...], pool: Pool, text: Path, dropped: Part, reference: Part
+) -> None:
+    settings = (*BASE, f"data.path={text}", DROPOUT, *layout)
+    verdict = compare(pool.run(Case(settings)), dropped, EXACT)
+    assert verdict.first is None, str(verdict.first)
+    assert abs(dropped.losses[0] - reference.losses[0]) > 1e-4, "nothing falls"
 
 
 def test_the_text_makes_ranks_unequal(reference: Part) -> None:

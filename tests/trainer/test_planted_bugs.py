@@ -21,6 +21,8 @@ pytestmark = pytest.mark.ranks
 
 GPT = "model.file=trainer/examples/gpt.py"
 BASE = (*SMALL, *FIXED, "train.dtype=float64", "eval.held=0.1")
+DROPOUT = "model.dropout=0.3"
+FULL = "memory.checkpoint=full"
 DOCUMENTS = "data.documents=true"
 TP = ("parallel.tp=2",)
 ZERO = ("parallel.dp=2",)
@@ -42,6 +44,10 @@ BUGS = [
     ("tied gradient of one use", (*TP, f"{GPT}:tied"), "gradient at step 0", "embed.weight"),
     ("last stage scales again", ("parallel.pp=2",), "gradient at step 0", "head.weight"),
     ("stale weights", (*ZERO, "parallel.zero=3"), "output at step 1", "embed"),
+    ("dropout equal over tp", (*TP, "parallel.sp=true", DROPOUT), "output at step 0", "embed"),
+    ("dropout apart over tp", (*TP, DROPOUT), "output at step 0", "embed"),
+    ("dropout equal over dp", ("parallel.dp=2", DROPOUT), "output at step 0", "embed"),
+    ("dropout anew in backward", (*TP, DROPOUT, FULL), "gradient at step 0", "head.weight"),
     ("shares not gathered", (*ZERO, "parallel.zero=1"), "weight after step 0", "embed.weight"),
 ]  # fmt: skip
 RANKS = {

@@ -18,7 +18,13 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "interleaved": ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual=2"),
     "ring": ("parallel.cp=2", "parallel.cp_form=ring"),
     "all-gather": ("parallel.cp=2", "parallel.cp_form=all-gather"),
+    "zero-bubble": ("parallel.pp=2", "parallel.schedule=zero-bubble"),
     "recomputed": ("memory.checkpoint=full",),
+    "selective": ("memory.checkpoint=selective",),
+    "by stage": ("memory.checkpoint=selective,every-2",),
+    "told": ("parallel.pp=2", "parallel.split=1,3"),
+    "measured": ("parallel.split=measured",),
+    "dropout": ("model.dropout=0.25",),
     "hybrid1": ("parallel.dp=4", "parallel.zero=1", "parallel.replicate=2"),
     "hybrid2": ("parallel.dp=4", "parallel.zero=2", "parallel.replicate=2"),
     "hybrid3": ("parallel.dp=4", "parallel.zero=3", "parallel.replicate=2"),
@@ -35,7 +41,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
 _KINDS = {
     "data": ("dp", "zero1", "zero2", "zero3"),
     "tensor": ("tp", "tp+sp"),
-    "stages": ("pp", "gpipe", "naive", "interleaved"),
+    "stages": ("pp", "gpipe", "naive", "interleaved", "zero-bubble"),
     "context": ("ring", "all-gather"),
     "memory": ("recomputed",),
     "masks": ("documents",),
@@ -93,6 +99,34 @@ _SHARING = (
     ("zero3", "fetched early", "interleaved", "recomputed"),
 )
 """Forms of sharing, and what lives on the host."""
+_STAGES = (
+    ("zero3", "zero-bubble", "recomputed"),
+    ("zero2", "zero-bubble", "tp+sp"),
+    ("hybrid3", "zero-bubble", "by stage"),
+    ("pp4", "zero-bubble in 4", "dropout"),
+    ("selective",),
+    ("zero3", "selective"),
+    ("tp+sp", "selective"),
+    ("ring", "selective", "documents"),
+    ("dp", "zero-bubble", "selective"),
+    ("told", "tp"),
+    ("told", "zero-bubble", "zero1", "by stage"),
+    ("measured", "pp", "dp"),
+    ("measured", "interleaved", "tp+sp"),
+    ("measured", "zero-bubble", "ring"),
+)
+"""Splits, halves of backwards, and what stages keep."""
+_DROPOUT = (
+    ("dropout", "dp"),
+    ("dropout", "zero3", "recomputed"),
+    ("dropout", "tp"),
+    ("dropout", "tp+sp", "selective"),
+    ("dropout", "all-gather"),
+    ("dropout", "ring", "tp+sp"),
+    ("dropout", "interleaved", "dp", "recomputed"),
+    ("dropout", "zero-bubble", "tp+sp"),
+)
+"""The same elements fall everywhere."""
 
 
 def matrix() -> list[tuple[str, ...]]:
@@ -117,7 +151,8 @@ def matrix() -> list[tuple[str, ...]]:
     ]
     names += [(f"{axis}4",) for axis in ("dp", "tp", "pp", "cp")]
     parts = _PARTS | {f"{axis}4": (f"parallel.{axis}=4",) for axis in ("dp", "tp", "pp", "cp")}
+    parts["zero-bubble in 4"] = ("parallel.schedule=zero-bubble",)
     return [
         tuple(setting for one in each for setting in parts[one])
-        for each in (*names, *_THREES, *_SHARING)
+        for each in (*names, *_THREES, *_SHARING, *_STAGES, *_DROPOUT)
     ]
