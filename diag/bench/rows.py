@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """One figure with its bounds; `goal` is a limit that `value` should not pass."""
+    """One figure with its bounds, and a goal that it should stay below, or `at_least` reach."""
 
     case: str
     value: float
@@ -31,11 +31,25 @@ class Row:
     low: float | None = None
     high: float | None = None
     goal: float | None = None
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all of the interval is on the good side of the goal; None: it is on both."""
+        if self.goal is None:
+            return None
+        low = self.value if self.low is None else self.low
+        high = self.value if self.high is None else self.high
+        below, above = high <= self.goal, low >= self.goal
+        if below == above:  # astride, or all of it the goal itself
+            return below or None
+        return above if self.at_least else below
 
     def as_json(self) -> dict[str, Any]:
         """A row of `diag.bench/1`."""
-        met = None if self.goal is None else self.value <= self.goal
-        return {**asdict(self), "met": met}
+        told = asdict(self)
+        del told["at_least"]
+        return {**told, "met": self.met}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -9,7 +9,12 @@ import click
 
 from diag.commands._output import options_of, write
 
-NAMES = {"overhead": "what being watched costs a job"}
+NAMES = {
+    "overhead": "what being watched costs a job",
+    "trainer": "the trainer's tokens/s over those of the same training in plain torch",
+}
+
+_JUDGED = {True: "met", False: "missed", None: "open: the interval has both sides"}
 
 
 def _number(value: float | None) -> str:
@@ -40,7 +45,7 @@ def command(name: str, rounds: int, form: str, output: str | None) -> int:
         bounds = "" if row.low is None else f"  [{_number(row.low)}, {_number(row.high)}]"
         goal = ""
         if row.goal is not None:
-            goal = f"  goal {_number(row.goal)}: {'met' if row.value <= row.goal else 'missed'}"
+            goal = f"  goal {_number(row.goal)}: {_JUDGED[row.met]}"
         lines.append(f"  {row.case:44} {_number(row.value):>8} {row.unit:3}{bounds}{goal}")
     write("\n".join(lines), output)
     return 0
