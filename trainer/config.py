@@ -170,9 +170,10 @@ class ParallelConfig:
     prefetch: int = 1
     """Units that zero=3 gathers before they are needed, forward and backward, beside what computes;
     each takes its memory. 0: gathered when needed."""
-    bucket: int = 1 << 20
-    """Bytes of gradients that one dp reduction carries (at least one parameter); with zero=3 the
-    unit is a layer instead."""
+    bucket: int = 25 << 20
+    """Bytes of gradients that one dp reduction carries (at least one parameter), by default as
+    many as in torch's DDP: smaller ones overlap more of backward, and each costs a call. With
+    zero=3 the unit is a layer instead."""
     timeout: float = 600.0
     """Seconds after which the backend gives up on a collective."""
 

@@ -100,7 +100,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
     def chain(self) -> list[tuple[str, nn.Module]]:
-        """The parts in the order in which data passes them, by path; parts may be absent."""
+        """The parts in the order in which data passes them, by path."""
         parts: list[tuple[str, nn.Module]] = []
         for name, child in self.named_children():
             if isinstance(child, nn.ModuleDict):
