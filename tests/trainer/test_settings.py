@@ -213,6 +213,25 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -
     assert "\n" not in found[0]
 
 
+def test_a_schedule_is_drawn_without_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer.__main__ import main
+
+    def drawn(*settings: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["trainer", "--show-schedule", *settings])
+        return main(), capsys.readouterr().out.splitlines()
+
+    batch = ("train.global_batch=4", "train.microbatch=1")
+    status, lines = drawn("parallel.pp=2", "parallel.schedule=zero-bubble", *batch)
+    assert status == 0
+    assert lines[0] == "zero-bubble, 2 rank(s), 4 microbatches, stages of 2+2 layers"
+    assert lines[1].startswith("rank 0  F0 F1    I0 W0")
+    assert lines[-1].startswith("predicted bubble 7.7%")
+    assert drawn("parallel.pp=2", "parallel.split=3,1", *batch)[1][-1] > "predicted bubble 20.0%"
+    assert drawn("parallel.pp=9", *batch) == (2, [])
+
+
 def test_usage_documents_every_key() -> None:
     text = usage()
     for section in fields(Config):

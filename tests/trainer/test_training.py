@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,6 +120,9 @@ def test_the_banner_says_what_is_on_and_off() -> None:
     line = progress.line([result], 1)
     assert f"loss {result.loss:.4f}" in line
     assert "step 0/0" in line
+    assert "bubble" not in line, "there is no pipeline"
+    piped = [replace(result, bubble=share, predicted_bubble=0.25) for share in (0.26, 0.28)]
+    assert "bubble 27% (predicted 25%)" in progress.line(piped, 1)
     assert progress.ending(result, result, 1.25).startswith("finished 1 steps in 1.2 s, loss 5.")
 
 
