@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (what everybody calls it)
-from torch.nn.attention.bias import causal_lower_right
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,21 +115,23 @@ def attention(
     consecutive positions.
     """
     parts = []
-    for own in _blocks(len(rows), stretch, _ROWS if documents else stretch):
-        first, end = 0, int(rows[own.stop - 1]) + 1
-        mask: Tensor | None = causal_lower_right(own.stop - own.start, end)
-        if documents:
-            near = documents.at(own)
-            first = int(near.host[:, 0].min())
-            hidden = _hidden(rows[own], torch.arange(first, end), near, query.device)
-            mask = None if hidden is None else ~hidden[:, None]
-        seen = key[..., first:end, :], value[..., first:end, :]
-        parts.append(F.scaled_dot_product_attention(query[..., own, :], *seen, attn_mask=mask))
+    for own in _blocks(len(rows), stretch):
+        near = documents and documents.at(own)
+        first = int(near.host[:, 0].min()) if near else 0
+        seen = torch.arange(first, int(rows[own.stop - 1]) + 1)
+        hidden = _hidden(rows[own], seen, near, query.device)
+        mask = None if hidden is None else ~hidden[:, None]
+        keys = slice(first, first + len(seen))
+        parts.append(
+            F.scaled_dot_product_attention(
+                query[..., own, :], key[..., keys, :], value[..., keys, :], attn_mask=mask
+            )
+        )
     return torch.cat(parts, dim=-2)
 
 
-def _blocks(length: int, stretch: int, most: int) -> Iterator[slice]:
-    """Slices of at most `most` that do not cross a multiple of `stretch`."""
+def _blocks(length: int, stretch: int) -> Iterator[slice]:
+    """Slices of at most _ROWS that do not cross a multiple of `stretch`."""
     for begin in range(0, length, stretch):
-        for low in range(begin, begin + stretch, most):
-            yield slice(low, min(low + most, begin + stretch))
+        for low in range(begin, begin + stretch, _ROWS):
+            yield slice(low, min(low + _ROWS, begin + stretch))

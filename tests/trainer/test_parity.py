@@ -129,11 +129,12 @@ def test_other_models_equal_one_process(
 
 DOCUMENTS = {
     "cp4 ring": ("parallel.cp=4",),
-    "cp2 tp2 sp all-gather": (
+    "cp2 tp2 sp all-gather, checkpointed selectively": (
         "parallel.cp=2",
         "parallel.tp=2",
         "parallel.sp=true",
         "parallel.cp_form=all-gather",
+        "memory.checkpoint=selective",
     ),
     "pp2 cp2 ring, checkpointed": ("parallel.pp=2", "parallel.cp=2", "memory.checkpoint=full"),
     "zero3 tp2": ("parallel.zero=3", "parallel.tp=2"),
