@@ -34,7 +34,6 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "fetched late": ("parallel.prefetch=0",),
     "fetched early": ("parallel.prefetch=2",),
     "documents": ("data.documents=true", "data.end=10"),
-    "selective": ("memory.checkpoint=selective",),
     "ep": ("parallel.dp=2", "parallel.ep=2", "model.experts=4"),
     "ep+capacity": ("parallel.dp=2", "parallel.ep=2", "model.experts=4", "model.capacity=1"),
     "ep4": ("parallel.ep=4",),
