@@ -57,17 +57,15 @@ def command(
     from trainer.config import ConfigError
     from trainer.parity.proof import prove
 
-    if model:
-        settings = (*settings, f"model.file={model}")
     rows: list[Row] = []
     try:
-        cases = _cases(settings, config, matrix=matrix, ranks=ranks)
+        cases = _cases(settings, config, model, matrix=matrix, ranks=ranks)
         began = time.monotonic()
         for row in prove(cases, dtype, layers=layers):
-            if row.refused and not matrix:
-                raise ConfigError(list(row.refused))
             rows.append(row)
             _progress(rows, len(cases), time.monotonic() - began)
+        if all(row.refused for row in rows):
+            raise ConfigError(list(rows[0].refused))
     except ConfigError as error:
         raise click.UsageError("; ".join(error.problems)) from error
     _output.write(_answer(rows, dtype, form), output)
@@ -75,7 +73,12 @@ def command(
 
 
 def _cases(
-    settings: tuple[str, ...], config: str | None, *, matrix: bool, ranks: int | None
+    settings: tuple[str, ...],
+    config: str | None,
+    model: str | None,
+    *,
+    matrix: bool,
+    ranks: int | None,
 ) -> list[tuple[tuple[str, ...], int]]:
     """(settings, ranks) of each run; without a config the model is a small one."""
     from trainer.parity import matrix as layouts
@@ -83,11 +86,18 @@ def _cases(
     from trainer.parity.proof import ranks_of
 
     base = ("--config", config) if config else SMALL
+    settings = (*settings, f"model.file={model}") if model else settings
     if matrix:
-        each = [(*base, *settings, *layout) for layout in layouts.matrix()]
+        fitting = [one for one in layouts.matrix() if not (model and _of_own_model(one))]
+        each = [(*base, *settings, *layout) for layout in fitting]
     else:
         each = [(*base, *settings)]
     return [(one, ranks if ranks and not matrix else ranks_of(one)) for one in each]
+
+
+def _of_own_model(layout: tuple[str, ...]) -> bool:
+    """Whether a layout of the matrix is about parts of the trainer's own model, such as experts."""
+    return any(setting.startswith("model.") for setting in layout)
 
 
 def _progress(rows: list[Row], total: int, seconds: float) -> None:
@@ -111,7 +121,8 @@ def _answer(rows: list[Row], dtype: str, form: str) -> str:
     ran = [row for row in rows if not row.refused]
     equal = sum(row.first is None for row in ran)
     wide = max(len(_name(row)) for row in rows)
-    lines = [f"  {equal} of {len(ran)} layout(s) equal one process in {dtype}", ""]
+    refused = f"; {len(rows) - len(ran)} refused" if len(ran) < len(rows) else ""
+    lines = [f"  {equal} of {len(ran)} layout(s) equal one process in {dtype}{refused}", ""]
     lines += [f"  {_name(row):<{wide}}  {_line(row)}" for row in rows]
     left = sorted({re.sub(r"\.\d+\b", ".*", one) for row in rows for one in row.left_out})
     if left:

@@ -12,6 +12,9 @@ import pytest
 
 from trainer.config import Config, ConfigError
 from trainer.layout import Layout, legal, microbatches, resolve
+from trainer.parity import cases
+from trainer.parity.matrix import matrix
+from trainer.parity.proof import ranks_of
 from trainer.settings import load, usage
 from trainer.split import even
 
@@ -267,3 +270,10 @@ def test_unknown_keys_values_and_layout_are_refused_together() -> None:
     assert "train.steps" in told
     assert "model.heads=x" in told
     assert "parallel.tp=3" in told
+
+
+def test_every_layout_of_the_parity_matrix_can_run() -> None:
+    """One that is refused would drop out of the proof and leave the rest equal."""
+    for layout in matrix():
+        settings = [*cases.SMALL, *cases.FIXED, "train.dtype=float64", *layout]
+        load(settings, ranks_of(settings))

@@ -41,7 +41,7 @@ class Row:
     """None: equal."""
     seconds: float
     refused: tuple[str, ...] = ()
-    """Why the user's model cannot be laid out so; then nothing ran, and it is not unequal."""
+    """Why this cannot be laid out so; then nothing ran, and it is not unequal."""
     modules: int | None = None
     """Whose outputs were compared; None where nobody asked."""
     left_out: tuple[str, ...] = ()
@@ -79,18 +79,21 @@ def prove(
 ) -> Iterator[Row]:
     """A row for each (settings, ranks), as it is found; `layers`: outputs of every module too.
 
-    Raises ConfigError before any row where settings cannot work, or one process cannot run them.
+    Raises ConfigError where one process cannot run the settings.
     """
     fixed = (*FIXED, f"train.dtype={dtype}")
-    full = [(Case((*settings, *fixed), layers), ranks) for settings, ranks in cases]
-    configs = [load(list(case.settings), ranks) for case, ranks in full]
-    for case, _ in full:
-        load([*case.settings, *ALONE], 1)
     known: dict[tuple[str, ...], Part] = {}
     pool = Pool(run)
     try:
-        for (case, ranks), config in zip(full, configs, strict=True):
+        for settings, ranks in cases:
             began = time.monotonic()
+            case = Case((*settings, *fixed), layers)
+            asked = read(list(case.settings))
+            try:
+                config = load(list(case.settings), ranks)
+            except ConfigError as error:
+                yield _refused(asked, ranks, error.problems, began)
+                continue
             base = _base(case.settings)
             if base not in known:
                 known[base] = _alone(pool, Case((*base, *ALONE), layers))
@@ -115,6 +118,11 @@ def _alone(pool: Pool, case: Case) -> Part:
     return part
 
 
+def _refused(config: Config, ranks: int, problems: list[str], began: float) -> Row:
+    took = time.monotonic() - began
+    return Row(_describe(config, ranks), math.nan, None, took, refused=tuple(problems))
+
+
 def _row(pool: Pool, case: Case, ranks: int, config: Config, true: Part, began: float) -> Row:
     layout = _describe(config, ranks)
     products = sum(len(shape) > 1 for shape in true.shapes.values())
@@ -123,7 +131,7 @@ def _row(pool: Pool, case: Case, ranks: int, config: Config, true: Part, began: 
     except RanksFailedError as error:
         took, why = time.monotonic() - began, error.first
         if why.kind == ConfigError.__name__:
-            return Row(layout, math.nan, None, took, refused=tuple(why.says.splitlines()))
+            return _refused(config, ranks, why.says.splitlines(), began)
         what = f"a rank failed: {why.says if why.kind == 'ModelFileError' else why.line}"
         return Row(layout, math.inf, Difference(what, None, None, (), math.inf, 0.0), took)
     verdict = compare(parts, true, bounds(config.train.dtype, products))
