@@ -167,6 +167,15 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         _c("fields", "string", "what was read from it, as a JSON object"),
         _c("quote", "string", "the line itself, cut to 500 characters"),
     ),
+    "measurements": (
+        _c("source", "string", "file"),
+        _c("locator", "string", "place in it, such as line 12"),
+        _c("rank", "int64", "rank that wrote the line; null when nothing before it says"),
+        _c("kind", "string", "values, heading, checked (a statement), code (a line of source)"),
+        _c("fields", "string", "JSON: context {key: text}, values [[label, [text], rank]], head"),
+        _c("text", "string", "the line without what loggers put before it"),
+        _c("quote", "string", "the line as it stands, cut"),
+    ),
     "stacks": (
         _c("look", "int64", "which look of a capture, from 0: two looks tell stuck from slow"),
         _c("time_ns", "int64", "when it was taken", "ns"),

@@ -17,6 +17,7 @@ from playbooks.facts import End, Group, Raised, Stack, is_diag, worker_error
 from playbooks.finding import Item
 from playbooks.ledger import Ledger
 from playbooks.lines import Lines
+from playbooks.measures.view import Measures
 from playbooks.nccl import Nccl
 from playbooks.story import Story
 from playbooks.timeline import OpenPhase, Timeline
@@ -77,6 +78,11 @@ class Evidence:
     def lines(self) -> Lines:
         """Recognised log lines by kind."""
         return Lines(self.collected)
+
+    @cached_property
+    def measures(self) -> Measures:
+        """Numbers, digests and ids that programs printed in words of their own."""
+        return Measures(self)
 
     @cached_property
     def nccl(self) -> Nccl:

@@ -79,6 +79,7 @@ from collectors.readers.logs import (
 from collectors.readers.logs.blocks import Summary, Tracebacks
 from collectors.readers.logs.prefix import Stripper
 from collectors.readers.logs.reading import Event, LogReading
+from collectors.readers.measured.lines import Measurements
 
 if TYPE_CHECKING:
     from collectors.readers.artifact import Artifact
@@ -130,6 +131,7 @@ class _Scanner:
         self.nccl = nccl_lines.Info()
         self.tables = node_tables.Tables()
         self.values = config_lines.Values()
+        self.measurements = Measurements(reading.source.path)
 
     def feed(self, number: int, raw: str) -> None:
         """One line of the file."""
@@ -142,6 +144,9 @@ class _Scanner:
             self._failure(failure)
         if inside:
             return
+        row = self.measurements.feed(line)
+        if row is not None:
+            self.reading.measured.append((line, row))
         exception = self.tracebacks.feed(line)
         if exception is not None:
             self.reading.add_event(exception)

@@ -17,7 +17,11 @@ from playbooks.rules import (
     link_nvlink,
     link_paths,
     link_ports,
+    numeric_copies,
     numeric_logs,
+    numeric_restart,
+    numeric_runs,
+    numeric_samples,
     profiled,
     slow_logs,
     slow_pauses,
@@ -43,6 +47,10 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     slow_logs.rule,
     slow_pauses.rule,
     numeric_logs.rule,
+    numeric_copies.rule,
+    numeric_samples.rule,
+    numeric_restart.rule,
+    numeric_runs.rule,
     profiled.rule,
 )
 

@@ -14,8 +14,9 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from playbooks.rules import numeric_nan
 from playbooks.rules.naming import root
-from playbooks.words import count, ranks_words
+from playbooks.words import count
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
@@ -35,7 +36,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     resume = _resume(evidence)
     if collapsed or resume:
         return [*out, *resume]
-    return out + (_divergence(evidence, policy) or _nan(evidence))
+    return out + (_divergence(evidence, policy) or numeric_nan.first(evidence, series(evidence)))
 
 
 def series(evidence: Evidence) -> list[Event]:
@@ -51,11 +52,6 @@ def series(evidence: Evidence) -> list[Event]:
         step = event.number("step")
         steps.setdefault(_line(event) if step is None else step, event)
     return [steps[s] for s in sorted(steps)]
-
-
-def _bad(event: Event) -> bool:
-    values = [event.number("loss"), event.number("grad_norm")]
-    return any(v is not None and not math.isfinite(v) for v in values)
 
 
 # --- the loss scale ---------------------------------------------------------------------------
@@ -84,7 +80,7 @@ def _scale(evidence: Evidence, policy: Policy) -> list[Finding]:
     told = [(s, e) for e in series(evidence) if (s := e.number("loss_scale")) is not None]
     if len(told) < _POINTS or max(s for s, _ in told) < 1024 or told[-1][0] > policy.scale_floor:
         return []
-    skipped = [e for _, e in told[-_WINDOW:] if (e.number("skipped") or 0) > 0 or _bad(e)]
+    skipped = [e for _, e in told[-_WINDOW:] if (e.number("skipped") or 0) > 0 or numeric_nan.bad(e)]
     if not skipped:
         return []
     return [
@@ -114,7 +110,7 @@ def _smooth(values: list[float]) -> list[float]:
 def _divergence(evidence: Evidence, policy: Policy) -> list[Finding]:
     points = []
     for event in series(evidence):
-        if _bad(event):
+        if numeric_nan.bad(event):
             break
         points.append(event)
     if len(points) < _POINTS or evidence.lines.of("resume.from", "resume.none"):
@@ -151,61 +147,6 @@ def _divergence(evidence: Evidence, policy: Policy) -> list[Finding]:
             formula=f"rise {rise:.3g} over noise {noise:.2g} in {count(len(after), 'report')}",
         )
     ]
-
-
-def _nan(evidence: Evidence) -> list[Finding]:
-    points = series(evidence)
-    said = evidence.lines.of("numeric.nonfinite")
-    own = [e for e in said if not e.fields.get("inherited")]
-    first_bad = next((e for e in points if _bad(e)), None)
-    lasting = bool(points) and _bad(points[-1])
-    raised = [r for r in evidence.raised if r.kind.name == "numeric"]
-    if evidence.lines.of("kernel.xid") or not (own or lasting or raised):
-        return []
-    if not own and not raised and (first_bad is None or points.index(first_bad) < _WINDOW):
-        return []
-    if evidence.lines.of("train.overflow") and not lasting and not raised:
-        return []
-    steps = [s for e in own if (s := e.number("step")) is not None]
-    begin = [e for e in own if not steps or e.number("step") == min(steps)]
-    told = {int(r) for e in begin if (r := e.fields.get("rank", e.rank)) is not None}
-    ranks = tuple(told) if len(told) == 1 else _odd(evidence, first_bad)
-    module = next((e.text("module") for e in begin if e.text("module")), "")
-    step = int(min(steps)) if steps else int(first_bad.number("step") or 0) if first_bad else None
-    at = f" in step {step}" if step is not None else ""
-    who = f" on {ranks_words(ranks)}" if ranks else ""
-    what = f" in {module}" if module else ""
-    advice = [f"Look at {module}{who}{at} with the batch of that step first."] if module else []
-    found = root(
-        "numeric.nan",
-        "likely",
-        f"The first non-finite value appears{what}{who}{at}, after finite ones.",
-        [*begin[:2], *([first_bad] if first_bad else [])],
-        more=[r.item for r in raised[:1]],
-        ranks=ranks,
-        where="module" if module else "unknown",
-        excluded=(
-            ("numeric.divergence", "loss and norm were in trend just before"),
-            ("crash.user-exception", "a non-finite value is what the error is about"),
-            ("numeric.loss-scale-collapse", "no loss scale fell to its floor"),
-        ),
-    )
-    if not advice:
-        return [found]
-    from playbooks import knowledge
-
-    return [found.but(advice=(*advice, *knowledge.cause("numeric.nan").advice))]
-
-
-def _odd(evidence: Evidence, bad: Event | None) -> tuple[int, ...]:
-    """Ranks whose own loss is non-finite at that step while others' are finite."""
-    if bad is None:
-        return ()
-    same = [e for e in evidence.lines.of("train.step") if e.number("step") == bad.number("step")]
-    losses = {e.rank: e.number("loss") for e in same if e.rank is not None}
-    known = {r: v for r, v in losses.items() if v is not None}
-    wrong = [r for r, v in known.items() if not math.isfinite(v)]
-    return tuple(sorted(wrong)) if wrong and 2 * len(wrong) < len(known) else ()
 
 
 # --- experts ----------------------------------------------------------------------------------

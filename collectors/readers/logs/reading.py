@@ -49,6 +49,8 @@ class LogReading(Reading):
     """A Reading whose times may still lack their year."""
 
     events: list[Event] = field(default_factory=list)
+    measured: list[tuple[Line, dict[str, Any]]] = field(default_factory=list)
+    """Rows of `measurements` that still lack their rank."""
     years: Counter[int] = field(default_factory=Counter)
     writers: dict[tuple[int | None, int | None, int | None], Writer] = field(default_factory=dict)
     modified_ns: int | None = None

@@ -144,6 +144,9 @@ def _finish(reading: LogReading, year: int | None) -> None:
         row = row_of(event, names.of(event), host, year)
         reading.add("log_events", source=path, **row)
         _process(reading, event, names, row)
+    for line, measured in reading.measured:
+        rank = names.rank(line.rank, line.local_rank, line.task)
+        reading.add("measurements", source=path, rank=rank, **measured)
 
     def at(stamp: Stamp | None) -> int | None:
         if stamp is None or (stamp.year is None and year is None):

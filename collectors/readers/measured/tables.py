@@ -1,0 +1,132 @@
+"""Rows of a table under its header line: CSV, `a | b`, tabs, columns set with blanks.
+
+In: bare lines in order. Out: Measured of a row whose cells stand under a known header; None for any
+other line. A header is a line of names, without a value, of which one is a word of the field; a
+line "... columns: a, b, c" is one too. A header that no row fits is forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+
+from collectors.readers.measured import context
+from collectors.readers.measured.words import DIGEST, OPAQUE, VALUE, Measured
+
+_WIDE = re.compile(r"\s{2,}|\t")
+RULE = re.compile(r"^[\s|:+=-]{3,}$")
+_SAID = re.compile(r"\bcolumns?\b(?: are)?\s*[:=]\s*(.+)$", re.IGNORECASE)
+_FIELD = re.compile(
+    r"(?i)rank|step|iter|epoch|loss|grad|norm|param|name|weight|module|layer|hash|sha|digest|"
+    r"checksum|batch|gpus?\b|\bdp\b|\btp\b|\bpp\b|accum|coef|ratio|\blr\b|world|sample|ids?\b|run\b"
+)
+_WORDS = re.compile(r"[\s|,;:='\"(){}\[\]]+")
+_CELLS = 64
+_LIST = re.compile(r"^\[[^\[\]]*\]$")
+_MISSES = 40
+"""Lines that fit no row after which a header is forgotten."""
+_BY_RANK = re.compile(r"(?i)^(?:global[_ ]?)?(?:tp |dp )?(?:rank|gpu|r)[ _#]?(\d{1,6})\b")
+
+
+def _splits(text: str) -> dict[str, list[str]]:
+    """The cells of a line by each way in which it may be cut."""
+    plain = text.strip()
+    out: dict[str, list[str]] = {}
+    if plain.count("|") >= 1 and "||" not in plain:
+        out["bar"] = [c.strip() for c in plain.strip("|").split("|")]
+    if "," in plain:
+        out["comma"] = [c.strip().strip("\"'") for c in plain.split(",")]
+    if "bar" not in out and "comma" not in out:
+        wide = [c for c in _WIDE.split(plain) if c]
+        if len(wide) > 1:
+            out["wide"] = wide
+        out["blank"] = plain.split()
+    return {k: c for k, c in out.items() if 2 <= len(c) <= _CELLS}
+
+
+def _is_value(cell: str) -> bool:
+    return VALUE.fullmatch(cell) is not None or _LIST.match(cell) is not None
+
+
+class Tables:
+    """Holds the last header of one file."""
+
+    def __init__(self) -> None:
+        self.header: dict[str, list[str]] = {}
+        self.missed = 0
+        self.rows = 0
+
+    def feed(self, text: str) -> Measured | None:
+        """The row that this line is, if it is one; a header is remembered."""
+        if RULE.match(text):
+            return None
+        found = _SAID.search(text)
+        if found:
+            cells = [c.strip() for c in found.group(1).split(",")]
+            self._begin({"said": cells})
+            return None
+        if self.header:
+            row = self._row(text)
+            if row is not None:
+                self.rows += 1
+                self.missed = 0
+                return row
+        cuts = _splits(text)
+        valued = any(VALUE.fullmatch(w) for w in _WORDS.split(text))
+        names = {} if valued else cuts
+        if names and _FIELD.search(text) and all(len(x) <= 40 for c in names.values() for x in c):
+            self._begin(names)
+            return Measured()
+        self.missed += 1
+        if self.missed > _MISSES:
+            self.header = {}
+        return None
+
+    def _begin(self, header: dict[str, list[str]]) -> None:
+        if self.rows >= 3 and self.missed == 0 and "said" in self.header and "said" not in header:
+            return  # a row of names only inside a running table
+        self.header, self.missed, self.rows = header, 0, 0
+
+    def _row(self, text: str) -> Measured | None:
+        for kind, cells in _splits(text).items():
+            for name, header in self.header.items():
+                if kind in ("bar", "comma") and name not in (kind, "said"):
+                    continue
+                if len(header) == len(cells) and self._fits(header, cells):
+                    return self._measured(header, cells)
+        return None
+
+    def _fits(self, header: list[str], cells: list[str]) -> bool:
+        good = sum(_is_value(c) or c == "-" or _digest(h, c) for h, c in zip(header, cells))
+        plain = all(len(c) <= 60 and "=" not in c and ": " not in c for c in cells)
+        return plain and good >= 1 and good >= (len(cells) - 1) / 2
+
+    def _measured(self, header: list[str], cells: list[str]) -> Measured:
+        out = Measured()
+        subject: list[str] = []
+        pairs: list[tuple[str, str]] = []
+        for name, cell in zip(header, cells):
+            key = context.key(name.split()) if name else None
+            whole = re.fullmatch(r"\d{1,12}", cell)
+            if key is not None and key[1] == len(name.split()) and whole:
+                out.context.setdefault(key[0], cell)
+            elif key is not None and key[0] in context.FRACTIONS and VALUE.fullmatch(cell):
+                out.context.setdefault(key[0], cell)
+            elif _is_value(cell) or cell == "-" or _digest(name, cell):
+                pairs.append((name, cell))
+            elif (known := context.joined(cell)) is not None:
+                out.context.setdefault(*known)
+            else:
+                subject.append(cell)
+        out.head = " ".join(subject)
+        for name, cell in pairs:
+            by_rank = _BY_RANK.match(name)
+            listed = _LIST.match(cell)
+            values = re.split(r"[,\s]+", cell[1:-1].strip()) if listed else [cell]
+            label = " ".join([*subject, *([] if by_rank else [name])]).strip()
+            out.values.append((label, values, by_rank.group(1) if by_rank else None))
+        return out
+
+
+def _digest(name: str, cell: str) -> bool:
+    last = name.split()[-1] if name.split() else ""
+    return DIGEST.search(last) is not None and OPAQUE.match(cell) is not None

@@ -1,0 +1,39 @@
+"""Rows, layout and spreads of one pile, worked out once for all rules."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from playbooks.measures import by_rank, rows, runs
+from playbooks.measures.layout import Layout
+
+if TYPE_CHECKING:
+    from playbooks.evidence import Evidence
+
+
+class Measures:
+    """Views of the measurements; built once for each diagnosis."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+
+    @cached_property
+    def rows(self) -> list[rows.Row]:
+        """All rows in order."""
+        return rows.read(self.evidence.collected)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Sizes and coordinates."""
+        return Layout(self.rows, self.evidence.lines, self.evidence.collected.world_size)
+
+    @cached_property
+    def spreads(self) -> list[by_rank.Spread]:
+        """What ranks printed of one thing, side by side."""
+        return by_rank.spreads(self.rows, self.layout)
+
+    @cached_property
+    def runs(self) -> list[runs.Run]:
+        """Series of losses and norms by run."""
+        return runs.read(self.rows)

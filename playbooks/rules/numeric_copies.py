@@ -1,0 +1,286 @@
+"""Copies that must be equal and are not, or shards that must differ and do not.
+
+In: digests and norms of weights, masks and random states by rank. Out: numeric.replicas-diverged,
+numeric.gradient-reduction (one class of parameters), numeric.tp-rng, numeric.resume-state. Which
+ranks hold copies is the layout's; values decide, words only say what is sharded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from playbooks.rules.naming import root
+from playbooks.words import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from playbooks.evidence import Evidence
+    from playbooks.finding import Finding, Item
+    from playbooks.measures.by_rank import Spread
+    from playbooks.measures.layout import Layout
+    from playbooks.policy import Policy
+
+_SHARDED = re.compile(r"(?i)\bshard|\bfsdp|zero[- ]?3|\bflat_?param|\blocal\b|\bcolumn|\brow[- ]par")
+_COPIES = re.compile(r"(?i)\breplica|must be equal|must agree|\bunsharded|\bfull\b|\bcop(?:y|ies)")
+_SPLIT_NAME = re.compile(
+    r"(?i)qkv|[qkvo]_proj|w[qkvo]\b|up\b|gate_up|(?:up|gate|down)_proj|down\b|fc[12]\b|dense_\w+|"
+    r"attn\.(?:out|proj)|linear_(?:qkv|proj|fc\d)|c_attn|c_fc|c_proj|vocab"
+)
+_EXPERT = re.compile(r"(?i)experts?\b(?!.*router)")
+_INIT = re.compile(r"(?i)\binit|construct|before (?:the )?(?:first )?step|after build|at start")
+_REGION = re.compile(r"(?i)\bhead|shard|\battention|parallel region|model[- ]parallel")
+
+
+def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Weights of replicas, of one class of copies, of shards; masks and random states."""
+    spreads = evidence.measures.spreads
+    if not spreads:
+        return []
+    layout = evidence.measures.layout
+    weights = [s for s in spreads if s.quantity in ("weight", "optimizer")]
+    tensor = _streams(evidence, spreads, layout)
+    if tensor:
+        return tensor
+    return _weights(evidence, weights, layout, policy)
+
+
+def _words(spread: Spread) -> str:
+    return f"{spread.row.text} {spread.label}"
+
+
+def _held_whole(spread: Spread) -> bool:
+    """Whether each rank's value is of a whole copy, not of its shard."""
+    words = f"{_words(spread)} {spread.row.about}"
+    return not _SHARDED.search(words) or _COPIES.search(words) is not None
+
+
+def _groups(spread: Spread, layout: Layout, axis: str) -> list[list[int]]:
+    """Ranks of this spread that differ on `axis` only; [] when unknown."""
+    if spread.axis:
+        return [sorted(spread.values)] if spread.axis == axis else []
+    if axis == "pp":
+        return layout.groups(spread.values, "pp") or []
+    return layout.groups(spread.values, axis) or []
+
+
+def _apart(spread: Spread, groups: Sequence[Sequence[int]]) -> list[int]:
+    """Members of the first group that is not equal; [] when all are equal."""
+    return next((list(g) for g in groups if not spread.equal(g)), [])
+
+
+def _odd(spread: Spread, members: Sequence[int]) -> tuple[int, ...]:
+    """The members unlike a clear majority; () when there is none."""
+    seen = Counter(spread.values[r] for r in members)
+    most, times = seen.most_common(1)[0]
+    if 2 * times <= len(members) or spread.axis:
+        return ()
+    return tuple(r for r in members if spread.values[r] != most)
+
+
+def _weights(
+    evidence: Evidence, weights: list[Spread], layout: Layout, policy: Policy
+) -> list[Finding]:
+    """The first place where copies differ, over dp before any other axis."""
+    for axis in ("dp", "tp", "pp"):
+        judged = [(s, g) for s in weights if _held_whole(s) and (g := _groups(s, layout, axis))]
+        judged = [(s, g) for s, g in judged if not _EXPERT.search(s.name)]
+        if axis != "dp":
+            judged = [(s, g) for s, g in judged if _copied(s, judged)]
+        bad = [(s, m) for s, g in judged if (m := _apart(s, g))]
+        if not bad:
+            continue
+        good = [s for s, g in judged if not _apart(s, g)]
+        if axis != "dp":
+            known = [s for s in weights if s not in good and not any(s is b for b, _ in bad)]
+            good += [s for s in known if not _apart(s, _groups(s, layout, "dp"))]
+        return _diverged(evidence, bad, good, axis, policy)
+    return []
+
+
+def _copied(spread: Spread, judged: Sequence[tuple[Spread, list[list[int]]]]) -> bool:
+    """Whether this name is a copy on a model axis: said so, or equal at an earlier check."""
+    if _COPIES.search(_words(spread)):
+        return True
+    earlier = [(s, g) for s, g in judged if s.name == spread.name and s.label == spread.label]
+    return bool(earlier) and bool(earlier[0][0].name) and not _apart(*earlier[0])
+
+
+def _diverged(
+    evidence: Evidence,
+    bad: list[tuple[Spread, list[int]]],
+    good: list[Spread],
+    axis: str,
+    policy: Policy,
+) -> list[Finding]:
+    first, members = bad[0]
+    names_bad = {s.name for s, _ in bad if s.name}
+    last_good = [s for s in good if s.name and s.row.line >= first.row.line]
+    names_good = {s.name for s in last_good} - names_bad
+    items = [first.row.item, bad[-1][0].row.item]
+    equal_before = [s for s in good if (s.name, s.label) == (first.name, first.label)]
+    before = [s for s in equal_before if s.row.line < first.row.line]
+    items = [*[s.row.item for s in before[-1:]], *items]
+    if names_bad and len(names_good) >= 2 and len(names_bad) <= len(names_good):
+        return [_one_class(first, members, names_bad, names_good, axis, items)]
+    if axis != "dp":
+        return []
+    restarted = first.row.attempt > 0 and all(s.row.attempt < first.row.attempt for s in before)
+    if restarted and before:
+        return [_not_restored(first, members, items)]
+    at_init = not before and (first.step in (0, None) or _INIT.search(_words(first)) is not None)
+    why = "init" if at_init else "unsynchronised-step" if before else "unknown"
+    begin = (
+        f"Replicas already differ at {first.place}"
+        if not before
+        else f"Replicas are equal until {before[-1].place} and differ from {first.place} on"
+    )
+    return [
+        root(
+            "numeric.replicas-diverged",
+            "likely",
+            f"{begin}: {first.label or first.name} is {first.shown(members)}; "
+            f"{count(len(bad), 'check')} of {len(bad) + len(good)} "
+            f"{'disagrees' if len(bad) == 1 else 'disagree'}.",
+            [],
+            more=items,
+            ranks=_odd(first, members),
+            where=why,
+            excluded=(
+                ("numeric.gradient-reduction", "no parameter is told to agree meanwhile"),
+                ("numeric.resume-state", "it did not begin at a restart"),
+                ("numeric.tp-rng", "the ranks compared are replicas"),
+                ("numeric.divergence", "the replicas differ; no common curve leaves its trend"),
+            ),
+            formula=f"{first.place}: {first.shown(members)} (must be equal over {axis})",
+        )
+    ]
+
+
+def _one_class(
+    first: Spread,
+    members: list[int],
+    bad: set[str],
+    good: set[str],
+    axis: str,
+    items: list[Item],
+) -> Finding:
+    named = ", ".join(sorted(bad)[:4])
+    return root(
+        "numeric.gradient-reduction",
+        "likely",
+        f"Only the copies of {named} differ over {axis} (from {first.place} on: "
+        f"{first.shown(members)}), while {count(len(good), 'other parameter')} stay equal: their "
+        "gradient is not reduced over all ranks that hold a copy.",
+        [],
+        more=items,
+        where="missing",
+        excluded=(
+            ("numeric.replicas-diverged", "only one class of parameters is concerned"),
+            ("numeric.loss-scaling", "other parameters agree"),
+            ("numeric.tp-inputs-differ", "other parameters agree, so the inputs did"),
+            ("numeric.tp-rng", "the copies were equal before the first update"),
+        ),
+        formula=f"{first.place}: {first.shown(members)} (must be equal over {axis})",
+    )
+
+
+def _not_restored(first: Spread, members: list[int], items: list[Item]) -> Finding:
+    return root(
+        "numeric.resume-state",
+        "likely",
+        f"Equal before the restart, {first.label or first.name} differs between ranks after it "
+        f"({first.place}: {first.shown(members)}): not all of them loaded the same state.",
+        [],
+        more=items,
+        ranks=_odd(first, members),
+        excluded=(
+            ("numeric.replicas-diverged", "it begins at a restart"),
+            ("numeric.resume-data", "state, not sample order, differs"),
+            ("numeric.divergence", "the change is at the resume"),
+        ),
+        formula=f"{first.place}: {first.shown(members)}",
+    )
+
+
+# --- random streams of a tp group --------------------------------------------------------------
+
+
+def _streams(evidence: Evidence, spreads: list[Spread], layout: Layout) -> list[Finding]:
+    """Shards equal at init, masks equal on shards, or copies and their stream not equal."""
+    if not layout.size("tp") or layout.size("tp") == 1:
+        if not any(s.axis == "tp" for s in spreads) and not layout.model_parallel:
+            return []
+    inputs = [s for s in spreads if s.quantity == "data"]
+    if any(_apart(s, _groups(s, layout, "tp")) for s in inputs):
+        return []
+    same: list[tuple[Spread, list[int]]] = []
+    differ: list[tuple[Spread, list[int]]] = []
+    rightly = 0
+    for spread in spreads:
+        groups = _groups(spread, layout, "tp")
+        split = _is_split(spread)
+        if not groups or split is None:
+            continue
+        apart = _apart(spread, groups)
+        if split and not apart:
+            same.append((spread, groups[0]))
+        elif not split and apart and spread.step in (0, None):
+            differ.append((spread, apart))
+        else:
+            rightly += 1
+    kinds: dict[str, list[tuple[Spread, list[int]]]] = defaultdict(list)
+    for pair in same:
+        kinds[pair[0].quantity].append(pair)
+    weights = kinds.get("weight", [])
+    if weights and len({s.values[g[0]] for s, g in weights}) * 2 > len(weights):
+        return [_stream("same-seed-on-shards", weights, "shards", "are equal", rightly)]
+    masks = kinds.get("random", [])
+    if masks:
+        return [_stream("dropout-stream", masks, "masks of shards", "are equal", rightly)]
+    if differ:
+        why = "drift" if differ[0][0].quantity == "random" else "dropout-stream"
+        return [_stream(why, differ, "copies", "differ", rightly)]
+    return []
+
+
+def _is_split(spread: Spread) -> bool | None:
+    """True for what tp ranks hold different parts of, False for copies, None when not told."""
+    words = _words(spread)
+    copies = re.search(r"(?i)\breplicat|\bshared\b|\bmust agree|\bresidual", words) is not None
+    if spread.quantity == "random":
+        if copies:
+            return False
+        return True if _REGION.search(words) else None
+    if spread.quantity != "weight":
+        return None
+    early = spread.step in (0, None) and (_INIT.search(f"{words} {spread.row.about}") is not None)
+    if copies:
+        return False if early and spread.name else None
+    if _SHARDED.search(words):
+        return True if early or spread.step in (0, None) else None
+    return True if early and _SPLIT_NAME.search(spread.name) else None
+
+
+def _stream(
+    why: str, found: list[tuple[Spread, list[int]]], what: str, how: str, rightly: int
+) -> Finding:
+    first, members = found[0]
+    return root(
+        "numeric.tp-rng",
+        "likely",
+        f"{what.capitalize()} {how} over the tp ranks in {count(len(found), 'check')} "
+        f"({rightly} as they should be), such as {first.name or first.label}: "
+        f"{first.shown(members)}.",
+        [],
+        more=[s.row.item for s, _ in found[:2]],
+        where=why,
+        excluded=(
+            ("numeric.tp-inputs-differ", "no input that was printed differs inside the group"),
+            ("numeric.replicas-diverged", "the ranks compared are of one tp group"),
+            ("numeric.gradient-reduction", "it is there before any gradient"),
+        ),
+        formula=f"{first.name or first.label}: {first.shown(members)}",
+    )

@@ -1,0 +1,321 @@
+"""What did not come back at a restart: numeric.resume-data and numeric.resume-state.
+
+In: lines before and after a restart: counters of samples, digests of batches and of state, learning
+rate, loss scale, step. Out: at most one finding. A counter is held against its own line before the
+restart, a digest against the one that was saved or expected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from statistics import median
+from typing import TYPE_CHECKING
+
+from playbooks.measures.rows import number
+from playbooks.rules.naming import root
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from playbooks.evidence import Evidence
+    from playbooks.finding import Finding
+    from playbooks.measures.rows import Row, Value
+    from playbooks.policy import Policy
+
+_EXPECTED = re.compile(r"(?i)\bexpected|should be|\bwanted")
+_DATA = re.compile(
+    r"(?i)batch|sample|data|ids?\b|token|shuffle|loader|cursor|position|offset|consumed|shard"
+)
+_STATE = ("weight", "optimizer", "scale", "random")
+_SAVED = re.compile(r"(?i)\bsav(?:e|ed|ing)\b|wrote|written|before (?:the )?re-?start|checkpointed")
+_LOADED = re.compile(r"(?i)\bload|restor|resum|after (?:the )?re-?start")
+_COUNTER = re.compile(
+    r"(?i)consumed|sample|position|offset|cursor|index|docs?\b|tokens?[ _]seen|seen|first[ _]id|"
+    r"batch(?:es)?\b"
+)
+_LOST = re.compile(
+    r"(?i)(?:optim\w*|adam|scheduler|lr[ _]sched\w*|scaler|loss scale|rng|momentum|exp_avg)"
+    r"[^.;|]{0,60}?\b(?:not (?:found|loaded|restored|saved|in (?:the )?checkpoint)|missing|"
+    r"skipp(?:ed|ing)|re-?initiali[sz]ed|reset\b|from scratch|starting fresh|fresh|empty|absent)|"
+    r"\b(?:no|without|missing|skipp(?:ed|ing) (?:loading )?(?:of )?)(?: the)? "
+    r"(?:optim\w*|scheduler|scaler|lr[ _]scheduler)(?: state\w*)?|"
+    r"--no-load-(?:optim|rng)|no_load_(?:optim|rng)[=: ]+true|"
+    r"weights[ _-]only[=: ]+true"
+)
+_LEAST = 3
+_JUMP = 1.3
+
+
+def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Data first where its own numbers say so and no state differs; else state."""
+    rows = evidence.measures.rows
+    if not any(row.attempt for row in rows):
+        return []
+    state = _digests(rows, data=False)
+    data = _digests(rows, data=True) or _counter(rows) or _repeated(rows)
+    if state:
+        return state
+    return data or _settings(rows) or _lost(rows)
+
+
+def _data_root(summary: str, items: Sequence[Row], formula: str) -> Finding:
+    return root(
+        "numeric.resume-data",
+        "likely",
+        summary,
+        [],
+        more=[r.item for r in items],
+        excluded=(
+            ("numeric.resume-state", "no state that was printed differs from the saved one"),
+            ("numeric.sampler-not-reseeded", "it starts at a restart"),
+            ("numeric.shards-overlap", "the repetition is over time, not between ranks"),
+            ("numeric.divergence", "it is at the restart"),
+        ),
+        formula=formula,
+    )
+
+
+def _state_root(summary: str, items: Sequence[Row], formula: str | None) -> Finding:
+    return root(
+        "numeric.resume-state",
+        "likely",
+        summary,
+        [],
+        more=[r.item for r in items],
+        excluded=(
+            ("numeric.resume-data", "state, not sample order, differs"),
+            ("numeric.replicas-diverged", "it begins at a restart"),
+            ("numeric.divergence", "the jump is at the resume, not on a rising trend"),
+        ),
+        formula=formula,
+    )
+
+
+def _is_data(value: Value) -> bool:
+    if value.quantity == "data":
+        return True
+    return value.quantity == "" and _DATA.search(value.row.text) is not None
+
+
+def _digests(rows: Sequence[Row], *, data: bool) -> list[Finding]:
+    """A digest or count after the restart that is not the expected or saved one."""
+    saved: dict[tuple[str, str, str], Value] = {}
+    for row in rows:
+        for i, value in enumerate(row.values):
+            if _is_data(value) != data and value.quantity not in ("", "scale"):
+                continue
+            expected = next((v for v in row.values[i + 1 :] if _EXPECTED.search(v.label)), None)
+            if expected is not None and (row.attempt or _LOADED.search(row.text)):
+                if expected.texts[:1] != value.texts[:1] and _same_sort(value, expected):
+                    if data == _is_data(value):
+                        return [_unlike(value, expected, data)]
+            if data or (value.quantity not in _STATE and not _is_digest(value)):
+                continue
+            key = (value.quantity, value.name, _last_word(value.label))
+            if _SAVED.search(row.text):
+                saved[key] = value
+            elif _LOADED.search(row.text) and key in saved:
+                if saved[key].texts != value.texts and saved[key].rank == value.rank:
+                    return [_unlike(value, saved[key], data)]
+    return []
+
+
+def _is_digest(value: Value) -> bool:
+    return number(value.texts[0]) is None and len(value.texts[0]) >= 6
+
+
+def _same_sort(one: Value, other: Value) -> bool:
+    return (number(one.texts[0]) is None) == (number(other.texts[0]) is None)
+
+
+def _last_word(label: str) -> str:
+    words = label.split()
+    return words[-1].lower() if words else ""
+
+
+def _unlike(value: Value, wanted: Value, data: bool) -> Finding:
+    name = value.label or value.quantity
+    formula = f"{name}: {value.texts[0]} instead of {wanted.texts[0]}"
+    if data:
+        return _data_root(
+            f"After the restart {name} is {value.texts[0]}, and {wanted.texts[0]} was due: data "
+            "are repeated or skipped.",
+            [value.row, wanted.row],
+            formula,
+        )
+    return _state_root(
+        f"After the restart {name} is {value.texts[0]} where {wanted.texts[0]} was saved.",
+        [wanted.row, value.row],
+        formula,
+    )
+
+
+# --- counters ------------------------------------------------------------------------------------
+
+
+def _series(rows: Sequence[Row]) -> dict[tuple[str, str], list[tuple[int, float, Row]]]:
+    """{(source, label): [(step, value, row)]} of counters of data."""
+    out: dict[tuple[str, str], list[tuple[int, float, Row]]] = defaultdict(list)
+    for row in rows:
+        step = row.at("step")
+        if step is None:
+            continue
+        for value in row.values:
+            one = value.number
+            counts = value.quantity == "data" and _COUNTER.search(value.label)
+            if counts and one is not None and len(value.texts) == 1 and one == int(one):
+                if value.rank in (None, 0) or len(rows) < 4:
+                    out[row.source, value.label].append((step, one, row))
+    return out
+
+
+def _counter(rows: Sequence[Row]) -> list[Finding]:
+    """A count of samples that grows with the step, and goes on elsewhere after the restart."""
+    for (_, label), points in _series(rows).items():
+        attempts = sorted({r.attempt for _, _, r in points})
+        for before, after in zip(attempts, attempts[1:], strict=False):
+            old = [p for p in points if p[2].attempt == before]
+            new = [p for p in points if p[2].attempt == after]
+            slope = _slope(old)
+            if slope is None or not new:
+                continue
+            step, at, row = new[0]
+            due = old[-1][1] + slope * (step - old[-1][0])
+            moved = at - due
+            if abs(moved) < 4 * slope or abs(moved) < 0.002 * abs(due):
+                continue
+            again = "repeated" if moved < 0 else "skipped"
+            return [
+                _data_root(
+                    f"At step {step} after the restart {label} is {at:.0f}, and {due:.0f} was "
+                    f"due: {abs(moved):.0f} samples are {again}.",
+                    [old[-1][2], row],
+                    f"{old[-1][1]:.0f} + {slope:g} a step * {step - old[-1][0]} = {due:.0f}, "
+                    f"printed {at:.0f}",
+                )
+            ]
+    return []
+
+
+def _slope(points: Sequence[tuple[int, float, Row]]) -> float | None:
+    """What the counter grows by in a step, when it is a straight line."""
+    steps = [
+        (b[1] - a[1]) / (b[0] - a[0])
+        for a, b in zip(points, points[1:], strict=False)
+        if b[0] > a[0]
+    ]
+    if len(steps) < _LEAST - 1:
+        return None
+    typical = median(steps)
+    straight = all(abs(s - typical) <= 0.01 * abs(typical) for s in steps)
+    return typical if typical > 0 and straight else None
+
+
+def _repeated(rows: Sequence[Row]) -> list[Finding]:
+    """Batch digests or ids after the restart that were read before it, at another step."""
+    seen: dict[tuple[str, int | None, tuple[str, ...]], Row] = {}
+    found: list[tuple[Row, Row]] = []
+    fresh = 0
+    for row in rows:
+        for value in row.values:
+            if value.quantity != "data" or _EXPECTED.search(row.text):
+                continue
+            if len(value.texts) < 2 and not _is_digest(value):
+                continue
+            key = (value.label, value.rank, value.texts)
+            earlier = seen.setdefault(key, row)
+            if row.attempt == 0 or earlier is row:
+                fresh += row.attempt > 0
+                continue
+            same_epoch = earlier.at("epoch") == row.at("epoch")
+            moved = earlier.at("step", "batch") != row.at("step", "batch")
+            if earlier.attempt < row.attempt and same_epoch and moved:
+                found.append((earlier, row))
+    if not found or len(found) < fresh:
+        return []
+    earlier, row = found[0]
+    a, b = earlier.at("step", "batch"), row.at("step", "batch")
+    return [
+        _data_root(
+            f"Batches after the restart were read before it: that of step {b} is that of step "
+            f"{a}, and so for {len(found)} of {len(found) + fresh}.",
+            [earlier, row],
+            f"batch of step {b} = batch of step {a}",
+        )
+    ]
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def _settings(rows: Sequence[Row]) -> list[Finding]:
+    """Learning rate or loss scale that is another one right after the restart."""
+    points: dict[tuple[str, str], list[tuple[float, Row]]] = defaultdict(list)
+    losses: dict[str, list[tuple[float, Row]]] = defaultdict(list)
+    for row in rows:
+        for value in row.values:
+            one = value.number
+            if one is None or one <= 0 or len(value.texts) > 1:
+                continue
+            if value.quantity in ("rate", "scale"):
+                points[row.source, value.quantity].append((one, row))
+            elif value.quantity == "loss" and not value.reference:
+                losses[row.source].append((one, row))
+    for (source, quantity), all_points in points.items():
+        for (before, old), (after, new) in zip(all_points, all_points[1:], strict=False):
+            if new.attempt <= old.attempt:
+                continue
+            steps = [p[0] for p in all_points if p[1].attempt == old.attempt]
+            usual = max((max(a, b) / min(a, b) for a, b in zip(steps, steps[1:])), default=1.0)
+            jump = max(before, after) / min(before, after)
+            if jump < _JUMP or jump < 2 * usual - 1 or not _loss_jumps(losses[source], new):
+                continue
+            name = "learning rate" if quantity == "rate" else "loss scale"
+            return [
+                _state_root(
+                    f"At the restart the {name} goes from {before:.4g} to {after:.4g} and the "
+                    "loss leaves its level: that state did not come back.",
+                    [old, new],
+                    f"{after:.4g} / {before:.4g} = {after / before:.3g}; before the restart it "
+                    f"changed by at most {usual:.3g} a report",
+                )
+            ]
+    return []
+
+
+def _loss_jumps(losses: Sequence[tuple[float, Row]], new: Row) -> bool:
+    """Whether the loss right after the restart is out of the range right before it."""
+    before = [v for v, r in losses if r.attempt < new.attempt][-10:]
+    after = [v for v, r in losses if r.attempt == new.attempt][:5]
+    if len(before) < 2 or not after:
+        return False
+    width = max(max(before) - min(before), 0.005 * abs(median(before)))
+    return abs(median(after) - median(before)) > 1.5 * width
+
+
+def _lost(rows: Sequence[Row]) -> list[Finding]:
+    """A line that says which state was not loaded, and a loss that jumps there."""
+    losses = [
+        (n, row)
+        for row in rows
+        for v in row.values
+        if v.quantity == "loss" and (n := v.number) is not None and not v.reference
+    ]
+    for row in rows:
+        found = _LOST.search(row.text) if row.kind != "code" else None
+        if found is None or "not an error" in row.text:
+            continue
+        after = next((r for _, r in losses if r.source == row.source and r.line > row.line), None)
+        same = [p for p in losses if p[1].source == row.source]
+        if after is None or not _loss_jumps(same, after):
+            continue
+        return [
+            _state_root(
+                f"At the restart not all state came back ({found.group().strip()[:80]}), and the "
+                "loss leaves its level there.",
+                [row, after],
+                None,
+            )
+        ]
+    return []
