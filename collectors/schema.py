@@ -171,7 +171,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         _c("source", "string", "file"),
         _c("locator", "string", "place in it, such as line 12"),
         _c("rank", "int64", "rank that wrote the line; null when nothing before it says"),
-        _c("kind", "string", "values, heading, checked (a statement), code (a line of source)"),
+        _c("kind", "string", "values, heading, title, checked (a statement), code (of source)"),
         _c("fields", "string", "JSON: context {key: text}, values [[label, [text], rank]], head"),
         _c("text", "string", "the line without what loggers put before it"),
         _c("quote", "string", "the line as it stands, cut"),

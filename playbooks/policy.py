@@ -218,3 +218,27 @@ class Policy:
     replay_error: float = 0.1
     """Largest relative difference between replayed and measured step time; beyond it the model
     lacks something that the job does, and nothing is said."""
+
+    equal_loss: float = 0.005
+    """Relative difference of losses at equal weights and data that the order of sums alone makes.
+    Larger hides a normalisation that is off by little; smaller takes rounding for a fault."""
+
+    factor_close: float = 0.02
+    """How near a ratio of gradients must be to a ratio of sizes to be called that factor. Larger
+    finds factors by chance."""
+
+    parity_agree: float = 0.01
+    """Relative distance from the reference up to which a parameter's gradient agrees. Larger lets
+    a parameter with a small fault pass for one of the sound ones."""
+
+    parity_apart: float = 0.05
+    """Distance from which a parameter's gradient differs. Smaller takes low precision for a
+    missing reduction."""
+
+    shared_samples: float = 0.02
+    """Share of distinct samples that replicas may have in common: the last batch is padded.
+    Smaller calls padding of small data sets an overlap."""
+
+    resume_jump: float = 1.3
+    """Factor by which a rate or scale must change at a restart to count as lost. Smaller takes the
+    schedule's own steps for a loss."""

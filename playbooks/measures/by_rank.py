@@ -86,7 +86,7 @@ def spreads(rows: Sequence[Row], layout: Layout) -> list[Spread]:
                 one.items = dict.fromkeys(values, row.item)
                 out.append(one)
             elif value.rank is not None:
-                _add(found, counts, row, value, quantity)
+                _add(found, counts, value, value.rank, quantity)
     out.extend(found.values())
     out.sort(key=lambda s: (s.row.section, s.row.line))
     return [s for s in out if len(s.values) > 1]
@@ -95,22 +95,22 @@ def spreads(rows: Sequence[Row], layout: Layout) -> list[Spread]:
 def _add(
     found: dict[tuple[object, ...], Spread],
     counts: dict[tuple[object, ...], int],
-    row: Row,
     value: Value,
+    rank: int,
     quantity: str,
 ) -> None:
     """One rank's line; lines that repeat without a step count up."""
+    row = value.row
     spot = (row.at("step"), row.at("epoch"), row.at("batch", "microbatch"))
     # Ranks may write to files of their own: the same step in two files is one thing.
     base = (quantity, value.name, value.label, row.attempt, *spot)
-    turn = counts[(base, value.rank)]
-    counts[(base, value.rank)] += 1
+    turn = counts[(base, rank)]
+    counts[(base, rank)] += 1
     one = found.get((*base, turn))
     if one is None:
         one = found[(*base, turn)] = _new(row, value, quantity, "")
-    assert value.rank is not None
-    one.values[value.rank] = value.texts
-    one.items[value.rank] = row.item
+    one.values[rank] = value.texts
+    one.items[rank] = row.item
 
 
 def _new(row: Row, value: Value, quantity: str, axis: str) -> Spread:

@@ -20,15 +20,19 @@ _QUANTITIES = (
     ("auxiliary", r"aux\w*|balanc\w*|load_balancing\w*|z_?loss"),
     (
         "data",
-        r"input\w*|tokens?|ids?|\w*_ids?|indices|indexes|idx|samples?|batch\w*|data\w*|"
-        r"consumed\w*|cursor|position|offset|order|docs?|documents?|permutation|perm|rows?",
+        (
+            r"input\w*|tokens?|ids|\w*_ids|sample_id|indices|indexes|idx|samples?|batch\w*|data\w*|"
+            r"consumed\w*|cursor|position|offset|order|docs?|documents?|permutation|perm|rows?"
+        ),
     ),
     ("activation", r"hidden\w*|activations?|outputs?|out|logits|normed|acts?"),
     ("loss", r"loss\w*|\w+_loss|nll|ce|lm|ppl|perplexity|xent"),
     (
         "weight",
-        r"weights?|params?|parameters?|\|+[wθp]\w*\|+(?:_\w+)?|theta|w|model|state_dict|wnorm|"
-        r"pnorm|param_\w+|weight_\w+|w_?norm",
+        (
+            r"weights?|params?|parameters?|\|+[wθp]\w*\|+(?:_\w+)?|theta|w|model|state_dict|wnorm|"
+            r"pnorm|param_\w+|weight_\w+|w_?norm"
+        ),
     ),
     ("step_time", r"time|elapsed|ms|seconds|throughput|tflops?"),
 )
@@ -43,7 +47,8 @@ _PARTS = re.compile(
     r"\w*layer_?norm\w*|fc\d*|q|k|v|wq|wk|wv|wo|w1|w2|w3|up|down|out|linear\w*|proj\w*)$"
 )
 _WHOLE = re.compile(
-    r"^(?:(?:global|total|local|param\w*|weight\w*|grad\w*|[wgp]|l2|inf|update)_?norms?|out|norms?|moe|k|q|v)$"
+    r"^(?:(?:global|total|local|param\w*|weight\w*|grad\w*|[wgp]|l2|inf|update)_?norms?|out|"
+    r"norms?|moe|k|q|v)$"
 )
 """Words that look like a module and are a measure, or nothing."""
 _REFERENCE = re.compile(
@@ -102,16 +107,30 @@ def _quantity(word: str) -> str:
 @lru_cache(maxsize=4096)
 def read(label: str) -> Named:
     """The quantity, name and rest of a label. First quantity of the list that any word has."""
-    words = _WORD.findall(label)
+    words = [p for w in _WORD.findall(label) for p in _pieces(w)]
     parts = [w for i, w in enumerate(words) if _is_part(w, words[i - 1] if i else "")]
     others = [w for w in words if w not in parts]
     told = _best(" ".join(others), others)
     if not told and parts:
         told = "weight" if any(p.endswith(("weight", "bias")) for p in parts) else ""
-        if told and len(words) == len(parts):
+        if told and all(is_variant(w) or w.lower() in _PLAIN or w.isdigit() for w in others):
             told = ""  # a parameter's name alone does not say what of it is printed
     rest = [w for w in others if not _quantity(w) and w.lower() not in _PLAIN]
     return Named(told, " ".join(parts), " ".join(rest))
+
+
+_TAGGED = re.compile(
+    r"(?i)^(?:ref|reference|baseline|expected|golden|ours|actual|single|ddp|fsdp|[tdpce]p\d+)$"
+)
+
+
+def _pieces(word: str) -> list[str]:
+    """ "ref_grad_norm" as "ref" and "grad_norm"; other words as they are."""
+    first, _, rest = word.partition("_")
+    if rest and _TAGGED.match(first):
+        return [first, rest]
+    head, _, last = word.rpartition("_")
+    return [head, last] if head and _TAGGED.match(last) else [word]
 
 
 def _is_part(word: str, before: str) -> bool:
@@ -135,7 +154,10 @@ def _best(text: str, words: list[str]) -> str:
     return next((name for name, _ in _QUANTITIES if name in found), "")
 
 
-_OF = r"(?:sha\w*|hash\w*|digest|checksum|norms?|md5|crc\w*|fingerprint)s? (?:of|over) (?:[\w-]+ ){0,3}?"
+_OF = (
+    r"(?:sha\w*|hash\w*|digest|checksum|norms?|md5|crc\w*|fingerprint)s? (?:of|over) "
+    r"(?:[\w-]+ ){0,3}?"
+)
 _MENTIONS = (
     ("gradient", r"grad(?:ient)?s?\b|\|g\|"),
     ("data", r"sample[ _]ids?|batch(?:es)?\b(?! size)|inputs?[ _]ids|token ids|indices|sampler\b"),

@@ -42,7 +42,9 @@ _RESTART = re.compile(
     r"(?i)\bre-?start|\bresum|loading (?:the )?checkpoint|loaded checkpoint|checkpoint loaded|"
     r"restored|load(?:ed|ing)? .{0,40}(?:checkpoint|ckpt)|maintenance"
 )
-_NUMBER = re.compile(r"^[-+]?[\d.,]+(?:[eE][-+]?\d+)?[%x×]?$|^[-+]?(?:nan|inf|infinity)$", re.I)
+_NUMBER = re.compile(
+    r"^[-+]?[\d.,]+(?:[eE][-+]?\d+)?[%x\u00d7]?$|^[-+]?(?:nan|inf|infinity)$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def number(text: str) -> float | None:
     """A printed number; None for a digest or a missing value."""
     if not _NUMBER.match(text):
         return None
-    plain = text.rstrip("%x×").replace(",", "")
+    plain = text.rstrip("%x\u00d7").replace(",", "")
     try:
         value = float(plain)
     except ValueError:
@@ -145,7 +147,9 @@ class _File:
         self.fixed: dict[str, float] = {}
         self.own: dict[str, float] = {}
         self.prologue: list[str] = []
+        self.name = re.sub(r"[_.-]", " ", source.rsplit("/", 1)[-1])[:80]
         self.heading = ""
+        self.title = ""
         self.attempt = 0
         self.measured = False
 
@@ -157,7 +161,9 @@ class _File:
             self._follow(row, bool(fields["values"]))
             row.section, row.attempt = self.section, self.attempt
             row.settings = {**self.fixed, **self.own, **_settings(row)}
-            row.about = " / ".join([self.heading, *self.prologue]).strip(" /")
+            row.about = " / ".join([self.title, self.heading, *self.prologue, self.name]).strip(
+                " /"
+            )
             row.values = _values(row, fields["values"])
             out.append(row)
         return out
@@ -179,6 +185,9 @@ class _File:
             self.attempt += 1
             return
         placed = row.rank is not None or row.at("step", "epoch") is not None
+        if row.kind == "title" and (self.measured or len(self.prologue) >= _PROLOGUE):
+            self.title = row.text[:300]
+            return
         if (row.kind == "heading" or _titles(row, told, has_values)) and not placed:
             self.section += 1
             self.own, self.heading = told, row.text[:300]
@@ -229,6 +238,10 @@ def _values(row: Row, told: list[Any]) -> list[Value]:
         quantity, name = named.quantity, named.name
         if not quantity and not name and out and _only_variant(named.rest):
             quantity, name = out[-1].quantity, out[-1].name
+        if not quantity and name:
+            mentioned = quantities.mentioned(row.about)
+            digest = number(str(texts[0])) is None and str(texts[0]) != "-"
+            quantity = mentioned or ("weight" if digest else "")
         if not out and name and row.text.lstrip().startswith(name.split()[0]):
             subject = name
         out.append(

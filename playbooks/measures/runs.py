@@ -71,7 +71,8 @@ def read(rows: Sequence[Row]) -> list[Run]:
         for value in row.values:
             if value.quantity not in KEPT or _LOCAL.search(value.label):
                 continue
-            if value.rank not in (None, 0) or not _is_one(value):
+            number = value.number
+            if value.rank not in (None, 0) or number is None or not _is_one(value, number):
                 continue
             settings = {**_told(value), **value.settings}
             variant = quantities.run_words(value.rest)
@@ -87,21 +88,18 @@ def read(rows: Sequence[Row]) -> list[Run]:
             if step is None:
                 step = counts[spot]
                 counts[spot] += 1
-            number = value.number
-            assert number is not None
             series.setdefault(step, Point(number, value.texts[0], row.item))
     return [r for r in runs.values() if r.series]
 
 
 def _name(value: Value) -> str:
     """The subject, and words that are not of the run: "valid loss" is not "loss"."""
-    rest = [w for w in value.rest.split() if not quantities.is_variant(w)]
+    rest = [w for w in value.rest.split() if not quantities.is_variant(w) and not w.isdigit()]
     return " ".join([value.name, *rest]).strip()
 
 
-def _is_one(value: Value) -> bool:
-    number = value.number
-    return len(value.texts) == 1 and number is not None and math.isfinite(number)
+def _is_one(value: Value, number: float) -> bool:
+    return len(value.texts) == 1 and math.isfinite(number)
 
 
 def _told(value: Value) -> dict[str, float]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from playbooks.measures.rows import Row
     from playbooks.policy import Policy
 
-_AGREE = 0.01
-_APART = 0.05
 _LEAST = 3
 """Parameters that a table needs before classes can be told."""
 
@@ -45,7 +43,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """The first table in which some parameters agree and others do not."""
     layout = evidence.measures.layout
     for table in [*_printed(evidence.measures.rows), *_pairs(evidence)]:
-        found = _split(table, layout)
+        found = _split(table, layout, policy) or _uniform(table, layout, policy)
         if found is not None:
             return [found]
     return []
@@ -77,9 +75,9 @@ def _pairs(evidence: Evidence) -> list[_Table]:
     """Two runs that print norms by parameter."""
     out = []
     runs = [r for r in evidence.measures.runs if len(r.names("gradient")) >= _LEAST]
-    for one, other in combinations(runs[:20], 2):
-        if other.reference and not one.reference:
-            one, other = other, one
+    for first, second in combinations(runs[:20], 2):
+        turned = second.reference and not first.reference
+        one, other = (second, first) if turned else (first, second)
         table = _Table({}, {}, {})
         for name in one.names("gradient"):
             found = fit(one, other, "gradient", name, most=1)
@@ -91,11 +89,11 @@ def _pairs(evidence: Evidence) -> list[_Table]:
     return out
 
 
-def _split(table: _Table, layout: Layout) -> Finding | None:
+def _split(table: _Table, layout: Layout, policy: Policy) -> Finding | None:
     if len(table.apart) < _LEAST:
         return None
-    good = [n for n, d in table.apart.items() if d < _AGREE]
-    bad = [n for n, d in table.apart.items() if d > _APART]
+    good = [n for n, d in table.apart.items() if d < policy.parity_agree]
+    bad = [n for n, d in table.apart.items() if d > policy.parity_apart]
     if not bad or len(good) < 2 or len(good) + len(bad) < 0.9 * len(table.apart):
         return None
     if len(good) < 0.3 * len(table.apart):
@@ -125,6 +123,41 @@ def _split(table: _Table, layout: Layout) -> Finding | None:
         formula="; ".join(
             f"{n}: {table.ratio.get(n, table.apart[n]):.3g}" for n in [*bad[:2], good[0]]
         ),
+    )
+
+
+def _uniform(table: _Table, layout: Layout, policy: Policy) -> Finding | None:
+    """All parameters by one factor that is the number of ranks, and no other size."""
+    ratios = list(table.ratio.values())
+    if len(ratios) < _LEAST:
+        return None
+    factor = median(ratios)
+    if (
+        factor <= 0
+        or any(abs(r / factor - 1) > policy.factor_close for r in ratios)
+        or abs(factor - 1) < 0.1
+    ):
+        return None
+    whole = max(factor, 1 / factor)
+    ranks = {s for a in ("dp", "world") for s in layout.sizes.get(a, ()) if s > 1}
+    micro = layout.sizes.get("accumulation", set())
+    if not any(abs(whole / s - 1) < policy.factor_close for s in ranks) or round(whole) in micro:
+        return None
+    first = next(iter(table.ratio))
+    return root(
+        "numeric.loss-scaling",
+        "likely",
+        f"The gradients of all {len(ratios)} parameters differ from the reference by the factor "
+        f"{factor:.4g}, which is the number of ranks.",
+        [],
+        more=[table.items[first]],
+        excluded=(
+            ("numeric.gradient-reduction", "all parameters have the same factor"),
+            ("numeric.microbatch-normalisation", "no accumulation of that size is told"),
+            ("numeric.reported-loss", "gradients are off too"),
+            ("numeric.divergence", "it is there at the first comparison"),
+        ),
+        formula=f"median ratio {factor:.4g}; sizes {sorted(ranks)}",
     )
 
 

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from playbooks.measures.layout import Layout
     from playbooks.policy import Policy
 
-_SHARDED = re.compile(r"(?i)\bshard|\bfsdp|zero[- ]?3|\bflat_?param|\blocal\b|\bcolumn|\brow[- ]par")
-_COPIES = re.compile(r"(?i)\breplica|must be equal|must agree|\bunsharded|\bfull\b|\bcop(?:y|ies)")
+_SHARDED = re.compile(
+    r"(?i)\bshard|\bfsdp|zero[- ]?3|\bflat_?param|\blocal\b|\bcolumn|\brow[- ]par"
+)
+_COPIES = re.compile(
+    r"(?i)\breplica|must be equal|must agree|\bunsharded|"
+    r"\bfull (?:param|weight|state|cop)|\bcop(?:y|ies)"
+)
 _SPLIT_NAME = re.compile(
     r"(?i)qkv|[qkvo]_proj|w[qkvo]\b|up\b|gate_up|(?:up|gate|down)_proj|down\b|fc[12]\b|dense_\w+|"
     r"attn\.(?:out|proj)|linear_(?:qkv|proj|fc\d)|c_attn|c_fc|c_proj|vocab"
@@ -34,17 +39,17 @@ _INIT = re.compile(r"(?i)\binit|construct|before (?:the )?(?:first )?step|after 
 _REGION = re.compile(r"(?i)\bhead|shard|\battention|parallel region|model[- ]parallel")
 
 
-def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
+def rule(evidence: Evidence, _: Policy) -> list[Finding]:
     """Weights of replicas, of one class of copies, of shards; masks and random states."""
     spreads = evidence.measures.spreads
     if not spreads:
         return []
     layout = evidence.measures.layout
     weights = [s for s in spreads if s.quantity in ("weight", "optimizer")]
-    tensor = _streams(evidence, spreads, layout)
+    tensor = _streams(spreads, layout)
     if tensor:
         return tensor
-    return _weights(evidence, weights, layout, policy)
+    return _weights(weights, layout)
 
 
 def _words(spread: Spread) -> str:
@@ -80,9 +85,7 @@ def _odd(spread: Spread, members: Sequence[int]) -> tuple[int, ...]:
     return tuple(r for r in members if spread.values[r] != most)
 
 
-def _weights(
-    evidence: Evidence, weights: list[Spread], layout: Layout, policy: Policy
-) -> list[Finding]:
+def _weights(weights: list[Spread], layout: Layout) -> list[Finding]:
     """The first place where copies differ, over dp before any other axis."""
     for axis in ("dp", "tp", "pp"):
         judged = [(s, g) for s in weights if _held_whole(s) and (g := _groups(s, layout, axis))]
@@ -96,7 +99,7 @@ def _weights(
         if axis != "dp":
             known = [s for s in weights if s not in good and not any(s is b for b, _ in bad)]
             good += [s for s in known if not _apart(s, _groups(s, layout, "dp"))]
-        return _diverged(evidence, bad, good, axis, policy)
+        return _diverged(bad, good, axis)
     return []
 
 
@@ -108,13 +111,7 @@ def _copied(spread: Spread, judged: Sequence[tuple[Spread, list[list[int]]]]) ->
     return bool(earlier) and bool(earlier[0][0].name) and not _apart(*earlier[0])
 
 
-def _diverged(
-    evidence: Evidence,
-    bad: list[tuple[Spread, list[int]]],
-    good: list[Spread],
-    axis: str,
-    policy: Policy,
-) -> list[Finding]:
+def _diverged(bad: list[tuple[Spread, list[int]]], good: list[Spread], axis: str) -> list[Finding]:
     first, members = bad[0]
     names_bad = {s.name for s, _ in bad if s.name}
     last_good = [s for s in good if s.name and s.row.line >= first.row.line]
@@ -208,11 +205,11 @@ def _not_restored(first: Spread, members: list[int], items: list[Item]) -> Findi
 # --- random streams of a tp group --------------------------------------------------------------
 
 
-def _streams(evidence: Evidence, spreads: list[Spread], layout: Layout) -> list[Finding]:
+def _streams(spreads: list[Spread], layout: Layout) -> list[Finding]:
     """Shards equal at init, masks equal on shards, or copies and their stream not equal."""
-    if not layout.size("tp") or layout.size("tp") == 1:
-        if not any(s.axis == "tp" for s in spreads) and not layout.model_parallel:
-            return []
+    told = (layout.size("tp") or 1) > 1 or layout.model_parallel
+    if not told and not any(s.axis == "tp" for s in spreads):
+        return []
     inputs = [s for s in spreads if s.quantity == "data"]
     if any(_apart(s, _groups(s, layout, "tp")) for s in inputs):
         return []

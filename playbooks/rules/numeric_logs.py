@@ -8,7 +8,6 @@ before what became non-finite after them.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from itertools import pairwise
 from statistics import median
@@ -80,7 +79,9 @@ def _scale(evidence: Evidence, policy: Policy) -> list[Finding]:
     told = [(s, e) for e in series(evidence) if (s := e.number("loss_scale")) is not None]
     if len(told) < _POINTS or max(s for s, _ in told) < 1024 or told[-1][0] > policy.scale_floor:
         return []
-    skipped = [e for _, e in told[-_WINDOW:] if (e.number("skipped") or 0) > 0 or numeric_nan.bad(e)]
+    skipped = [
+        e for _, e in told[-_WINDOW:] if (e.number("skipped") or 0) > 0 or numeric_nan.bad(e)
+    ]
     if not skipped:
         return []
     return [

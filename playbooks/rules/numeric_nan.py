@@ -45,9 +45,9 @@ def first(evidence: Evidence, points: Sequence[Event]) -> list[Finding]:
     spread = _earliest(evidence)
     if evidence.lines.of("kernel.xid") or not (own or lasting or raised or spread):
         return []
-    if not own and not raised and not spread:
-        if first_bad is None or list(points).index(first_bad) < _WINDOW:
-            return []
+    early = first_bad is None or list(points).index(first_bad) < _WINDOW
+    if early and not own and not raised and not spread:
+        return []
     if evidence.lines.of("train.overflow") and not lasting and not raised:
         return []
     steps = [s for e in own if (s := e.number("step")) is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,6 @@ _LOST = re.compile(
     r"weights[ _-]only[=: ]+true"
 )
 _LEAST = 3
-_JUMP = 1.3
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
@@ -56,7 +56,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     data = _digests(rows, data=True) or _counter(rows) or _repeated(rows)
     if state:
         return state
-    return data or _settings(rows) or _lost(rows)
+    return data or _settings(rows, policy) or _lost(rows)
 
 
 def _data_root(summary: str, items: Sequence[Row], formula: str) -> Finding:
@@ -106,18 +106,19 @@ def _digests(rows: Sequence[Row], *, data: bool) -> list[Finding]:
             if _is_data(value) != data and value.quantity not in ("", "scale"):
                 continue
             expected = next((v for v in row.values[i + 1 :] if _EXPECTED.search(v.label)), None)
-            if expected is not None and (row.attempt or _LOADED.search(row.text)):
-                if expected.texts[:1] != value.texts[:1] and _same_sort(value, expected):
-                    if data == _is_data(value):
-                        return [_unlike(value, expected, data)]
+            due = expected if row.attempt or _LOADED.search(row.text) else None
+            comparable = due is not None and _same_sort(value, due) and data == _is_data(value)
+            if due is not None and comparable and due.texts[:1] != value.texts[:1]:
+                return [_unlike(value, due, data)]
             if data or (value.quantity not in _STATE and not _is_digest(value)):
                 continue
             key = (value.quantity, value.name, _last_word(value.label))
             if _SAVED.search(row.text):
                 saved[key] = value
-            elif _LOADED.search(row.text) and key in saved:
-                if saved[key].texts != value.texts and saved[key].rank == value.rank:
-                    return [_unlike(value, saved[key], data)]
+                continue
+            due = saved.get(key) if _LOADED.search(row.text) else None
+            if due is not None and due.texts != value.texts and due.rank == value.rank:
+                return [_unlike(value, due, data)]
     return []
 
 
@@ -164,9 +165,9 @@ def _series(rows: Sequence[Row]) -> dict[tuple[str, str], list[tuple[int, float,
         for value in row.values:
             one = value.number
             counts = value.quantity == "data" and _COUNTER.search(value.label)
-            if counts and one is not None and len(value.texts) == 1 and one == int(one):
-                if value.rank in (None, 0) or len(rows) < 4:
-                    out[row.source, value.label].append((step, one, row))
+            single = one is not None and len(value.texts) == 1 and value.rank in (None, 0)
+            if counts and single and one is not None and one == int(one):
+                out[row.source, value.label].append((step, one, row))
     return out
 
 
@@ -174,7 +175,7 @@ def _counter(rows: Sequence[Row]) -> list[Finding]:
     """A count of samples that grows with the step, and goes on elsewhere after the restart."""
     for (_, label), points in _series(rows).items():
         attempts = sorted({r.attempt for _, _, r in points})
-        for before, after in zip(attempts, attempts[1:], strict=False):
+        for before, after in pairwise(attempts):
             old = [p for p in points if p[2].attempt == before]
             new = [p for p in points if p[2].attempt == after]
             slope = _slope(old)
@@ -200,11 +201,7 @@ def _counter(rows: Sequence[Row]) -> list[Finding]:
 
 def _slope(points: Sequence[tuple[int, float, Row]]) -> float | None:
     """What the counter grows by in a step, when it is a straight line."""
-    steps = [
-        (b[1] - a[1]) / (b[0] - a[0])
-        for a, b in zip(points, points[1:], strict=False)
-        if b[0] > a[0]
-    ]
+    steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points) if b[0] > a[0]]
     if len(steps) < _LEAST - 1:
         return None
     typical = median(steps)
@@ -249,7 +246,7 @@ def _repeated(rows: Sequence[Row]) -> list[Finding]:
 # --- settings ------------------------------------------------------------------------------------
 
 
-def _settings(rows: Sequence[Row]) -> list[Finding]:
+def _settings(rows: Sequence[Row], policy: Policy) -> list[Finding]:
     """Learning rate or loss scale that is another one right after the restart."""
     points: dict[tuple[str, str], list[tuple[float, Row]]] = defaultdict(list)
     losses: dict[str, list[tuple[float, Row]]] = defaultdict(list)
@@ -263,13 +260,17 @@ def _settings(rows: Sequence[Row]) -> list[Finding]:
             elif value.quantity == "loss" and not value.reference:
                 losses[row.source].append((one, row))
     for (source, quantity), all_points in points.items():
-        for (before, old), (after, new) in zip(all_points, all_points[1:], strict=False):
+        for (before, old), (after, new) in pairwise(all_points):
             if new.attempt <= old.attempt:
                 continue
             steps = [p[0] for p in all_points if p[1].attempt == old.attempt]
-            usual = max((max(a, b) / min(a, b) for a, b in zip(steps, steps[1:])), default=1.0)
+            usual = max((max(a, b) / min(a, b) for a, b in pairwise(steps)), default=1.0)
             jump = max(before, after) / min(before, after)
-            if jump < _JUMP or jump < 2 * usual - 1 or not _loss_jumps(losses[source], new):
+            if (
+                jump < policy.resume_jump
+                or jump < 2 * usual - 1
+                or not _loss_jumps(losses[source], new)
+            ):
                 continue
             name = "learning rate" if quantity == "rate" else "loss scale"
             return [

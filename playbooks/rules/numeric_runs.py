@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from playbooks.policy import Policy
 
 _RANKS = ("dp", "world")
-_CLOSE = 0.02
-_AGREE = 0.005
-"""Relative difference of losses at equal weights and data that reduction order alone makes."""
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
@@ -41,9 +38,9 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     return (
         _dead_auxiliary(pairs)
         or classes
-        or _factor(runs, pairs)
-        or _accumulation(evidence, runs, pairs)
-        or _printed(pairs)
+        or _factor(pairs, policy)
+        or _accumulation(pairs, policy)
+        or _printed(pairs, policy)
     )
 
 
@@ -103,11 +100,11 @@ def _typical(one: Run, other: Run, quantity: str) -> tuple[float, float, Fit] | 
     return ratio, max(max(abs(f.ratio / ratio - 1), f.spread) for f in fits), fits[0]
 
 
-def _explains(value: float, a: float | None, b: float | None) -> bool:
+def _explains(value: float, a: float | None, b: float | None, policy: Policy) -> bool:
     """Whether a ratio is b/a or a/b, for sizes that differ."""
     if not a or not b or a == b:
         return False
-    return any(abs(value / r - 1) < _CLOSE for r in (b / a, a / b))
+    return any(abs(value / r - 1) < policy.factor_close for r in (b / a, a / b))
 
 
 def _size(run: Run, key: str) -> float | None:
@@ -121,41 +118,45 @@ def _size(run: Run, key: str) -> float | None:
     return told
 
 
-def _factor(runs: Sequence[Run], pairs: Sequence[tuple[Run, Run]]) -> list[Finding]:
+def _factor(pairs: Sequence[tuple[Run, Run]], policy: Policy) -> list[Finding]:
     """A constant factor of all gradients, or of the loss, that is a ratio of sizes."""
     seen: list[tuple[float, Run, Run, Fit, str]] = []
     for one, other in pairs:
         gradient, loss = _typical(one, other, "gradient"), _typical(one, other, "loss")
         told = gradient or loss
-        if told is None or told[1] > 3 * _CLOSE:
+        if told is None or told[1] > 3 * policy.factor_close:
             continue
-        if gradient and loss and not _comparable(loss, gradient):
+        if gradient and loss and not _comparable(loss, gradient, policy):
             continue
         what = "all gradients" if gradient else "the loss"
         seen.append((told[0], one, other, told[2], what))
-    ranks = [s for s in seen if _by_ranks(s)]
-    micro = [s for s in seen if _explains(s[0], *_both(s, "accumulation"))]
+    ranks = [s for s in seen if _by_ranks(s, policy)]
+    micro = [s for s in seen if _explains(s[0], *_both(s, "accumulation"), policy)]
     both = [s for s in ranks if s in micro]
     ranks_only = [s for s in ranks if s not in both]
     micro_only = [s for s in micro if s not in both]
-    against_ranks = [s for s in seen if _flat(s) and _differs(s, "dp")]
-    against_micro = [s for s in seen if _flat(s) and _differs(s, "accumulation")]
+    against_ranks = [s for s in seen if _flat(s, policy) and _differs(s, "dp")]
+    against_micro = [s for s in seen if _flat(s, policy) and _differs(s, "accumulation")]
     if (ranks_only or (both and against_micro)) and not against_ranks and not micro_only:
-        return [_loss_scaling((ranks_only or both)[0], len(ranks), len(against_micro))]
+        return [_loss_scaling((ranks_only or both)[0], len(ranks), len(against_micro), policy)]
     if (micro_only or (both and against_ranks)) and not against_micro and not ranks_only:
         return [_microbatches((micro_only or both)[0])]
     return []
 
 
 def _comparable(
-    loss: tuple[float, float, Fit], gradient: tuple[float, float, Fit]
+    loss: tuple[float, float, Fit], gradient: tuple[float, float, Fit], policy: Policy
 ) -> bool:
     """Equal data and weights: the losses agree, or have the factor of the gradients, or any size's
     at the first step. Losses that merely resemble each other are of different runs."""
     ratio = loss[0]
-    agree = abs(ratio - 1) < _AGREE * 4
+    agree = abs(ratio - 1) < 4 * policy.equal_loss
     whole = max(ratio, 1 / ratio)
-    return agree or abs(ratio / gradient[0] - 1) < 3 * _CLOSE or abs(whole - round(whole)) < 0.02
+    return (
+        agree
+        or abs(ratio / gradient[0] - 1) < 3 * policy.factor_close
+        or abs(whole - round(whole)) < 0.02
+    )
 
 
 _Seen = tuple[float, Run, Run, Fit, str]
@@ -165,12 +166,12 @@ def _both(seen: _Seen, key: str) -> tuple[float | None, float | None]:
     return _size(seen[1], key), _size(seen[2], key)
 
 
-def _by_ranks(seen: _Seen) -> bool:
-    return any(_explains(seen[0], *_both(seen, key)) for key in _RANKS)
+def _by_ranks(seen: _Seen, policy: Policy) -> bool:
+    return any(_explains(seen[0], *_both(seen, key), policy) for key in _RANKS)
 
 
-def _flat(seen: _Seen) -> bool:
-    return abs(seen[0] - 1) < _CLOSE
+def _flat(seen: _Seen, policy: Policy) -> bool:
+    return abs(seen[0] - 1) < policy.factor_close
 
 
 def _differs(seen: _Seen, key: str) -> bool:
@@ -182,9 +183,9 @@ def _items(found: Fit) -> list[Item]:
     return [found.first[0].item, found.first[1].item]
 
 
-def _loss_scaling(seen: _Seen, agreeing: int, flat: int) -> Finding:
-    ratio, one, other, found, what = seen
-    key = next(k for k in _RANKS if _explains(ratio, *_both(seen, k)))
+def _loss_scaling(seen: _Seen, agreeing: int, flat: int, policy: Policy) -> Finding:
+    ratio, _, _, found, what = seen
+    key = next(k for k in _RANKS if _explains(ratio, *_both(seen, k), policy))
     a, b = _both(seen, key)
     also = f"; accumulation alone changes nothing ({count(flat, 'pair')})" if flat else ""
     return root(
@@ -207,7 +208,7 @@ def _loss_scaling(seen: _Seen, agreeing: int, flat: int) -> Finding:
 
 
 def _microbatches(seen: _Seen) -> Finding:
-    ratio, one, other, found, what = seen
+    ratio, _, _, found, what = seen
     a, b = _both(seen, "accumulation")
     return root(
         "numeric.microbatch-normalisation",
@@ -227,9 +228,7 @@ def _microbatches(seen: _Seen) -> Finding:
     )
 
 
-def _accumulation(
-    evidence: Evidence, runs: Sequence[Run], pairs: Sequence[tuple[Run, Run]]
-) -> list[Finding]:
+def _accumulation(pairs: Sequence[tuple[Run, Run]], policy: Policy) -> list[Finding]:
     """Equal global batch, other accumulation: another loss from the first step on, steadily."""
     found: list[tuple[Run, Run, Fit]] = []
     for one, other in pairs:
@@ -241,7 +240,7 @@ def _accumulation(
         if not _same_batch(one, other):
             continue
         loss = next((f for n in one.names("loss") if (f := fit(one, other, "loss", n))), None)
-        if loss is None or abs(loss.ratio - 1) < 2 * _AGREE:
+        if loss is None or abs(loss.ratio - 1) < 2 * policy.equal_loss:
             continue
         steady = loss.points >= 5 and loss.signs >= 0.95 and loss.spread < abs(loss.ratio - 1)
         if steady or (loss.points < 5 and loss.spread < 1e-3):
@@ -286,10 +285,10 @@ def _global_batch(run: Run) -> float | None:
     return told
 
 
-# --- the printed loss ------------------------------------------------------------------------------
+# --- the printed loss ----------------------------------------------------------------------------
 
 
-def _printed(pairs: Sequence[tuple[Run, Run]]) -> list[Finding]:
+def _printed(pairs: Sequence[tuple[Run, Run]], policy: Policy) -> list[Finding]:
     """Gradients agree and the printed loss does not, by a constant or by a whole factor."""
     for one, other in pairs:
         gradient = _typical(one, other, "gradient")
@@ -298,7 +297,7 @@ def _printed(pairs: Sequence[tuple[Run, Run]]) -> list[Finding]:
         if abs(gradient[0] - 1) > 1e-3 or gradient[1] > 5e-3:
             continue
         loss = next((f for n in one.names("loss") if (f := fit(one, other, "loss", n))), None)
-        if loss is None or abs(loss.ratio - 1) < 2 * _AGREE:
+        if loss is None or abs(loss.ratio - 1) < 2 * policy.equal_loss:
             continue
         constant = loss.offset_spread < 0.1 * abs(loss.offset)
         whole = max(loss.ratio, 1 / loss.ratio) if loss.ratio > 0 else 0.0

@@ -33,8 +33,6 @@ _COUNTED = re.compile(
 _IDS = re.compile(r"(?i)\bids?\b|_ids?\b|indices|indexes|\bidx|samples?\b|order|perm")
 _UNION = re.compile(r"(?i)\bunion|\bunique|\bdistinct")
 _NO_SHUFFLE = re.compile(r"(?i)shuffle\W{0,3}(?:false|off|no\b)|sequential ?sampler|without shuffl")
-_SHARE = 0.02
-"""Distinct samples that two ranks may share: the last batch is padded with a few."""
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
@@ -46,8 +44,8 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     samples = [s for s in measures.spreads if _tells_samples(s)]
     return (
         _inside(samples, layout)
-        or _between(samples, layout)
-        or _union(measures.rows)
+        or _between(samples, layout, policy)
+        or _union(measures.rows, policy)
         or _epochs(measures.rows)
     )
 
@@ -96,7 +94,7 @@ def _inside(samples: Sequence[Spread], layout: Layout) -> list[Finding]:
     ]
 
 
-def _between(samples: Sequence[Spread], layout: Layout) -> list[Finding]:
+def _between(samples: Sequence[Spread], layout: Layout, policy: Policy) -> list[Finding]:
     """Replicas whose batches are equal, or whose ids intersect."""
     equal: list[tuple[Spread, list[int]]] = []
     apart = 0
@@ -134,7 +132,7 @@ def _between(samples: Sequence[Spread], layout: Layout) -> list[Finding]:
             )
         ]
     for key, by_rank in ids.items():
-        found = _intersect(by_rank)
+        found = _intersect(by_rank, policy)
         if found is not None:
             shared, union, drawn = found
             return [
@@ -162,7 +160,7 @@ def _equal_pair(spread: Spread, group: Sequence[int]) -> list[int]:
     return []
 
 
-def _intersect(by_rank: dict[int, set[str]]) -> tuple[int, int, int] | None:
+def _intersect(by_rank: dict[int, set[str]], policy: Policy) -> tuple[int, int, int] | None:
     """(ids of two ranks and more, distinct ids, ids read) when more than padding is shared."""
     if len(by_rank) < 2:
         return None
@@ -172,11 +170,11 @@ def _intersect(by_rank: dict[int, set[str]]) -> tuple[int, int, int] | None:
             seen[one] += 1
     shared = sum(1 for times in seen.values() if times > 1)
     drawn = sum(seen.values())
-    few = max(2 * len(by_rank), _SHARE * len(seen))
+    few = max(2 * len(by_rank), policy.shared_samples * len(seen))
     return (shared, len(seen), drawn) if shared > few else None
 
 
-def _union(rows: Sequence[Row]) -> list[Finding]:
+def _union(rows: Sequence[Row], policy: Policy) -> list[Finding]:
     """A count of distinct samples over ranks below what they drew together."""
     for i, row in enumerate(rows):
         for value in row.values:
@@ -186,7 +184,7 @@ def _union(rows: Sequence[Row]) -> list[Finding]:
             near = [v for r in rows[max(0, i - 4) : i + 4] for v in r.values]
             near = [v for v in near if v.row.source == row.source]
             drawn = _drawn(near, distinct)
-            if drawn is None or distinct >= (1 - _SHARE) * drawn[0]:
+            if drawn is None or distinct >= (1 - policy.shared_samples) * drawn[0]:
                 continue
             return [
                 _overlap(
@@ -213,8 +211,9 @@ def _drawn(near: Sequence[Value], distinct: float) -> tuple[float, Value] | None
     for value in near:
         total = value.number
         if re.search(r"(?i)\b(?:total|drawn|read|dataset|seen)\b", value.label) and total:
-            if total >= distinct and not _UNION.search(value.label):
-                return total, value
+            if total < distinct or _UNION.search(value.label):
+                continue
+            return total, value
     return None
 
 
@@ -291,9 +290,9 @@ def _orders(rows: Sequence[Row]) -> dict[tuple[str, int | None, int, int], _Sequ
             if quantity != "data" or _COUNTED.search(value.label):
                 continue
             sequence = out[value.label, value.rank, row.attempt, epoch]
-            if len(value.texts) == 1 and number(value.texts[0]) is not None:
-                if not _IDS.search(value.label):
-                    continue
+            plain = len(value.texts) == 1 and number(value.texts[0]) is not None
+            if plain and not _IDS.search(value.label):
+                continue
             place = row.at("batch")
             place = len(sequence) if place is None else place
             sequence.setdefault(place, (value.texts, row))

@@ -81,9 +81,12 @@ _PHRASES = {
     ("loss", "coef"): "coefficient",
     ("global", "step"): "step",
 }
+_AXES = {"tensor": "tp_size", "data": "dp_size", "pipeline": "pp_size", "context": "cp_size"}
+_AXES |= {"expert": "ep_size", "tp": "tp_size", "dp": "dp_size", "sequence": "cp_size"}
 _NOT_AFTER = {"per", "each", "every", "by", "seconds", "ms", "s", "time", "all", "over"}
 _LOOSE = {"i", "t", "d", "it", "idx", "index", "gpu"}
 """Words that are a key only where they stand alone before their value."""
+AXES = {"tp", "dp", "pp", "cp", "ep"}
 FRACTIONS = {"coefficient"}
 """Keys whose value need not be whole."""
 JOINED = re.compile(
@@ -110,6 +113,10 @@ def key(label: list[str]) -> tuple[str, int] | None:
     low = [w.lower().strip("_-.#*'") for w in label[-3:]]
     if low[-2:] == ["batch", "size"] and {"total", "global", "train"} & {*map(str.lower, label)}:
         return "global_batch", 2
+    if "parallel" in low and low[-1] in ("parallel", "size", "degree"):
+        before = low[low.index("parallel") - 1] if low.index("parallel") else ""
+        if before in _AXES:
+            return _AXES[before], len(low) - low.index("parallel") + 1
     if len(low) >= 2 and tuple(low[-2:]) in _PHRASES:
         return _PHRASES[low[-2], low[-1]], 2
     found = _KEYS.get(low[-1]) if low else None

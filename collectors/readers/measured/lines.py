@@ -12,8 +12,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from collectors.readers.measured import words
-from collectors.readers.measured.tables import RULE, Tables
+from collectors.readers.measured import objects, words
+from collectors.readers.measured.tables import RULE, TITLE, Tables
 from collectors.readers.quote import clean
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LINES = 20_000
 """Lines with values that are kept of one file."""
 _TEXT = 2048
+_FIRST = 6
+"""First lines of a file, kept in any case: they say what its numbers are of."""
 _HEADING = re.compile(
     r"^\W{0,3}(?:={2,}|-{2,}|#{1,}|\*{2,}|>{2,}|~{2,}|\[?(?:run|case|config|layout|setup)\b)",
     re.IGNORECASE,
@@ -44,12 +46,19 @@ class Measurements:
         self.path = path
         self.tables = Tables()
         self.kept = 0
+        self.seen = 0
         self.code = path.lower().removesuffix(".gz").endswith(_CODE)
 
     def feed(self, line: Line) -> dict[str, Any] | None:
         """The row of this line without its rank, None when it has nothing to keep."""
         text = line.text
-        if not text or RULE.match(text) or any(skip in text for skip in _SKIP):
+        if (
+            not text
+            or line.pg
+            or line.place
+            or RULE.match(text)
+            or any(skip in text for skip in _SKIP)
+        ):
             return None
         if self.code:
             return self._bare(line, "code") if self.kept < LINES else None
@@ -58,15 +67,22 @@ class Measurements:
         checked = _CHECKED.search(text) is not None
         if full and not (heading or checked or _UNFINITE.search(text)):
             return None
-        said = self._read(text[:_TEXT], heading)
+        said = self._read(text[:_TEXT], heading, checked)
+        title = said.head == TITLE
+        self.seen += 1
+        if title or (self.seen <= _FIRST and not (said.values or said.context)):
+            return self._row(line, "title", words.Measured())
         if not (said.values or said.context or heading or checked):
             return None
         placed = "step" in said.context or "rank" in said.context
         begins = heading and not placed and (bool(said.context) or not said.values)
         return self._row(line, "heading" if begins else "checked" if checked else "values", said)
 
-    def _read(self, text: str, heading: bool) -> words.Measured:
-        row = None if heading else self.tables.feed(text)
+    def _read(self, text: str, heading: bool, checked: bool) -> words.Measured:
+        known = objects.read(text) if text[:1] == "{" else None
+        if known is not None:
+            return known
+        row = None if heading else self.tables.feed(text, prose=checked)
         if row is not None or not any(c.isdigit() for c in text):
             return row or (words.read(text) if _UNFINITE.search(text) else words.Measured())
         return words.read(text)

@@ -20,6 +20,9 @@ _FIELD = re.compile(
     r"checksum|batch|gpus?\b|\bdp\b|\btp\b|\bpp\b|accum|coef|ratio|\blr\b|world|sample|ids?\b|run\b"
 )
 _WORDS = re.compile(r"[\s|,;:='\"(){}\[\]]+")
+_ASSIGNED = re.compile(r"[:=]\s*[-+\d\[]")
+TITLE = "|"
+"""Head of a Measured that stands for a header line."""
 _CELLS = 64
 _LIST = re.compile(r"^\[[^\[\]]*\]$")
 _MISSES = 40
@@ -55,8 +58,9 @@ class Tables:
         self.missed = 0
         self.rows = 0
 
-    def feed(self, text: str) -> Measured | None:
-        """The row that this line is, if it is one; a header is remembered."""
+    def feed(self, text: str, *, prose: bool) -> Measured | None:
+        """The row that this line is, if it is one; a header is remembered. `prose` lines state
+        something, so columns set with blanks are none."""
         if RULE.match(text):
             return None
         found = _SAID.search(text)
@@ -72,10 +76,17 @@ class Tables:
                 return row
         cuts = _splits(text)
         valued = any(VALUE.fullmatch(w) for w in _WORDS.split(text))
-        names = {} if valued else cuts
+        drawn = valued and text.lstrip().startswith("|")
+        strict = {k: c for k, c in cuts.items() if k == "bar" and drawn} if valued else cuts
+        pure = not _ASSIGNED.search(text)
+        names = {k: c for k, c in strict.items() if pure and not any(map(_is_value, c))}
+        if set(names) == {"blank"} and len(_FIELD.findall(text)) < 2:
+            names = {}  # a sentence
+        if prose and not {"bar", "comma"} & set(names):
+            names = {}
         if names and _FIELD.search(text) and all(len(x) <= 40 for c in names.values() for x in c):
             self._begin(names)
-            return Measured()
+            return Measured(head=TITLE)
         self.missed += 1
         if self.missed > _MISSES:
             self.header = {}
@@ -96,7 +107,9 @@ class Tables:
         return None
 
     def _fits(self, header: list[str], cells: list[str]) -> bool:
-        good = sum(_is_value(c) or c == "-" or _digest(h, c) for h, c in zip(header, cells))
+        good = sum(
+            _is_value(c) or c == "-" or _digest(h, c) for h, c in zip(header, cells, strict=True)
+        )
         plain = all(len(c) <= 60 and "=" not in c and ": " not in c for c in cells)
         return plain and good >= 1 and good >= (len(cells) - 1) / 2
 
@@ -104,12 +117,11 @@ class Tables:
         out = Measured()
         subject: list[str] = []
         pairs: list[tuple[str, str]] = []
-        for name, cell in zip(header, cells):
+        for name, cell in zip(header, cells, strict=True):
             key = context.key(name.split()) if name else None
             whole = re.fullmatch(r"\d{1,12}", cell)
-            if key is not None and key[1] == len(name.split()) and whole:
-                out.context.setdefault(key[0], cell)
-            elif key is not None and key[0] in context.FRACTIONS and VALUE.fullmatch(cell):
+            fraction = key is not None and key[0] in context.FRACTIONS and VALUE.fullmatch(cell)
+            if key is not None and (fraction or (key[1] == len(name.split()) and whole)):
                 out.context.setdefault(key[0], cell)
             elif _is_value(cell) or cell == "-" or _digest(name, cell):
                 pairs.append((name, cell))
@@ -128,5 +140,5 @@ class Tables:
 
 
 def _digest(name: str, cell: str) -> bool:
-    last = name.split()[-1] if name.split() else ""
+    last = name.rsplit(maxsplit=1)[-1] if name.strip() else ""
     return DIGEST.search(last) is not None and OPAQUE.match(cell) is not None

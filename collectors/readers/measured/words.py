@@ -24,8 +24,8 @@ _NUM = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)?(?:\.\d+|(?<=\d)\.?)(?:[eE][-+
 _TOKEN = re.compile(
     rf"""(?P<norm>\|{{1,2}}[A-Za-z∇Δ][\w. ]{{0,20}}?\|{{1,2}}(?:_\w+)?)
     |(?P<hash>(?<![\w.]){_HEX}(?:\.\.+|…)?(?![\w]))
-    |(?P<range>(?<![\w.])\d{{1,7}}\s?(?:\.\.+|–)\s?\d{{1,7}}(?![\w.])|(?<![\w.-])\d{{1,7}}-\d{{1,7}}(?![\w.-]))
-    |(?P<number>(?<![\w.]){_NUM}[%x×]?(?![\w])|(?<![\w.])[-+]?(?:nan|inf|infinity)(?![\w.]))
+    |(?P<range>(?<![\w.])\d{{1,7}}\s?(?:\.\.+|\u2013)\s?\d{{1,7}}(?![\w.])|(?<![\w.-])\d{{1,7}}-\d{{1,7}}(?![\w.-]))
+    |(?P<number>(?<![\w.]){_NUM}[%x\u00d7]?(?![\w])|(?<![\w.])[-+]?(?:nan|inf|infinity)(?![\w.]))
     |(?P<list>\[[^\[\]()=]{{0,4096}}\]|\((?:\s*[-+\d][-+\d.e]*\s*,){{1,64}}\s*[-+\d.e]*\s*\))
     |(?P<word>[A-Za-z_∇ΔΣ][\w.\-∇]*(?:\[\d+\])?)
     |(?P<null>(?<!\S)(?:-|--|n/a|None)(?!\S))
@@ -71,6 +71,8 @@ class _Parser:
     def word(self, text: str) -> None:
         """A word: it ends the values before it, and names those that follow."""
         known = context.joined(text)
+        if known is not None and known[0] in context.AXES and (self.label or self.out.values):
+            known = None  # "grad_norm tp4 0.3" tells runs apart
         if known is not None and (known[0] not in self.out.context or known[0] == "rank"):
             self.flush()
             self._place(*known)
@@ -78,11 +80,10 @@ class _Parser:
         if self.label and DIGEST.search(self.label[-1]) and OPAQUE.match(text):
             self.values.append(text)
             return
-        if self.values and _COUNT.match(text) and len(self.values) == 1:
-            if self.values[0].isdigit():
-                self.out.context.setdefault("world", self.values[0])
-                self.values, self.label = [], []
-                return
+        if len(self.values) == 1 and self.values[0].isdigit() and _COUNT.match(text):
+            self.out.context.setdefault("world", self.values[0])
+            self.values, self.label = [], []
+            return
         self.flush()
         if text.lower() == "x":
             self.label = []
@@ -157,7 +158,9 @@ class _Parser:
             self.out.head = " ".join(label)
         if not label and self.rank is not None and self.out.values:
             label = [self.out.values[-1][0]]  # the label that the first rank's value had
-        if len(self.out.values) < _PAIRS and (label or len(values) > 1 or "rank" in self.out.context):
+        if len(self.out.values) < _PAIRS and (
+            label or len(values) > 1 or "rank" in self.out.context
+        ):
             name = " ".join(label[-_LABEL:])
             self.out.values.append((name, values[:VALUES], self.rank))
 
