@@ -95,6 +95,9 @@ def raised(collected: Collected) -> list[Raised]:
         if fields.get("uncaught") is False or fields.get("launcher") or fields.get("chained"):
             continue
         parts = [str(fields[k]) for k in ("type", "message") if isinstance(fields.get(k), str)]
+        source = fields.get("source")
+        if parts[1:] == [""] and isinstance(source, str) and source.startswith("assert"):
+            parts[1] = source  # a bare assertion says what it refuses in its own code
         text = " ".join((": ".join(p for p in parts if p) or row["quote"] or "").split())
         if text:
             out.append(

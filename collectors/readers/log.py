@@ -9,7 +9,7 @@ In: any text. Out: log_events rows (fields as JSON; a number the line lacks is a
 | elastic.worker-exit | exit_code, signal, local_rank, pid, binary |
 | elastic.signal-sent, .death-signal, .signal-exception | pid, signal; signal_text |
 | elastic.heartbeat-lost, .rendezvous, .restart | node; error, message; left, most |
-| python.exception | type, message, frames, launcher, chained, original, uncaught |
+| python.exception | type, message, frames, source, launcher, chained, original, uncaught |
 | oom.cuda | requested, gpu, capacity, free, in_use, allowed, allocated, private_pools, |
 |   | reserved, reserved_unallocated, others [{pid, bytes}], device, in_traceback |
 | oom.cpu | requested; or message, of a MemoryError |
@@ -48,6 +48,7 @@ In: any text. Out: log_events rows (fields as JSON; a number the line lacks is a
 | job.exit, slurm.state | exit_code, what; job, state, exit_code, signal |
 | train.overflow, .world, .done | scale, reduced; rank, world_size |
 
+| gpu.bus, nccl.bench, net.port, ... | see gpu_bus, link_lines |
 | nccl-info.version, .env, .bootstrap, .socket, .ib, .net, .gdr, .channel, .comm, ... | INFO |
 | nccl.completion-error, .verbs-failed, .connect-failed, .shm-failed, ... | failures |
 | node, table and trainer kinds | see node_lines, node_tables, trainer_lines |
@@ -63,8 +64,10 @@ from collectors.collected import Reading, Source
 from collectors.readers.logs import (
     c10d_lines,
     config_lines,
+    gpu_bus,
     kernel_lines,
     launcher_lines,
+    link_lines,
     memory_lines,
     nccl_failures,
     nccl_lines,
@@ -132,6 +135,8 @@ class _Scanner:
         self.tables = node_tables.Tables()
         self.values = config_lines.Values()
         self.measurements = Measurements(reading.source.path)
+        self.bus = gpu_bus.Bus()
+        self.links = link_lines.Links()
 
     def feed(self, number: int, raw: str) -> None:
         """One line of the file."""
@@ -168,6 +173,10 @@ class _Scanner:
             self._event(line, kind, told)
         for told in self.values.feed(text):
             self._event(line, "config.value", told)
+        for at, told in self.bus.feed(line):
+            self._event(at, "gpu.bus", told)
+        for kind, told in self.links.feed(text):
+            self._event(line, kind, told)
         kinds: set[str] = set()
         for one in [r for r in RULES if r.needle in text]:
             if one.kind in kinds or (kinds and one.kind in _QUIET):
@@ -222,6 +231,8 @@ class _Scanner:
         failure = self.summary.close()
         if failure is not None:
             self._failure(failure)
+        for at, told in self.bus.close():
+            self._event(at, "gpu.bus", told)
 
 
 def read(artifact: Artifact) -> Reading:

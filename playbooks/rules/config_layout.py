@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHAPE = re.compile(
     r"^(?:RuntimeError|ValueError|AssertionError)\b.*?(?:\bshapes?\b|input of size|"
     r"size mismatch|sizes of tensors|divisible|multiple of|mat1 and mat2|split_size|\bchunks?\b|"
-    r"must match the size)",
+    r"must match the size|assert\b.* % .*== ?0)",
     re.IGNORECASE,
 )
 

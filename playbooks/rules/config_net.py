@@ -35,8 +35,11 @@ _REJECTED = (
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """At most one root: the earliest place at which processes fail to meet."""
     del policy
-    if not broke(evidence) or progressed(evidence):
+    if progressed(evidence):
         return []
+    taken = _taken(evidence)
+    if taken or not broke(evidence):
+        return taken
     return _interface(evidence) or _blocked(evidence) or _rendezvous(evidence)
 
 
@@ -180,14 +183,29 @@ def _ended_before(evidence: Evidence, dropped: list[Event]) -> bool:
     return any(e.at_ns is not None and e.at_ns < min(times) for e in evidence.ends)
 
 
+def _taken(evidence: Evidence) -> list[Finding]:
+    """A port that somebody listens on already, where the store (or its launcher) gave up on it."""
+    used = evidence.lines.of("store.address-in-use")
+    gave_up = [
+        e
+        for e in evidence.lines.of("python.exception")
+        if e.fields.get("uncaught") is not False
+        and re.search(r"EADDRINUSE|ddress already in use", e.text("message"))
+    ]
+    if not gave_up:
+        return []
+    return [
+        _meeting(
+            "port-in-use", "The port of the rendezvous is taken on its host.", used + gave_up
+        )
+    ]
+
+
 def _rendezvous(evidence: Evidence) -> list[Finding]:
     lines = evidence.lines
     failed = lines.of(
         "store.connect-timeout", "store.clients-missing", "elastic.rendezvous", "store.retry"
     )
-    used = lines.of("store.address-in-use")
-    if used and any("EADDRINUSE" in r.text or "in use" in r.text for r in evidence.raised):
-        return [_meeting("port-in-use", "The port of the rendezvous is taken on its host.", used)]
     if not failed:
         return []
     for name in ("MASTER_ADDR", "MASTER_PORT"):

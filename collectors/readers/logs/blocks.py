@@ -38,6 +38,8 @@ class _Open:
     original: bool = False
     chained: bool = False
     foreign: int = 0
+    source: str = ""
+    """The line of code of the innermost frame, where Python found it."""
 
 
 class Tracebacks:
@@ -70,6 +72,9 @@ class Tracebacks:
             frame = frame_of(text)
             if frame is not None:
                 block.frames.append(frame)
+                block.source = ""
+            elif text.strip(" ^~") and not block.source:
+                block.source = text.strip()
             return None
         found = split_exception(text)
         if found is None:
@@ -108,6 +113,7 @@ def _exception(line: Line, block: _Open, kind: str, message: str) -> Event:
             "type": clean(kind, 200),
             "message": clean(message, _MESSAGE),
             "frames": frames,
+            "source": clean(block.source, 200),
             "launcher": launcher,
             "chained": block.chained,
             "original": block.original,

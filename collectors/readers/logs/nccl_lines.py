@@ -94,8 +94,8 @@ def _comm(text: str, out: dict[str, Any]) -> None:
 _INFO = (
     rule(
         "nccl-info.env",
-        "set by environment to",
-        r"^(?P<name>NCCL_\w+) set by environment to (?P<value>\S+?)\.?$",
+        " set ",
+        r"^(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>\S+?)\.?$",
     ),
     rule(
         "nccl-info.bootstrap",
@@ -137,7 +137,20 @@ _INFO = (
     rule("nccl-info.connected", "Connected all", r"^Connected (?P<what>all rings|all trees)"),
     rule("nccl-info.p2p-check", "Check P2P", r"isAllDirectP2p (?P<i_direct>\d)"),
     rule(
-        "nccl-info.pcie", "PCI[", r"\+ PCI\[(?P<f_bandwidth>[\d.]+)\] - (?P<what>(?:GPU|NIC)/\S+)"
+        "nccl-info.pcie",
+        "PCI[",
+        r"\+ PCI\[(?P<f_bandwidth>[\d.]+)\] - (?P<what>(?:GPU|NIC|PCI)/\S+)",
+    ),
+    rule(
+        "nccl-info.system",
+        "=== System",
+        r"=== System : maxBw (?P<f_max>[\d.]+) totalBw (?P<f_total>[\d.]+)",
+    ),
+    rule(
+        "nccl-info.graph",
+        "Pattern ",
+        r"^Pattern (?P<i_pattern>\d+), crossNic \d+, nChannels (?P<i_channels>\d+), "
+        r"bw (?P<f_bandwidth>[\d.]+)/(?P<f_inter>[\d.]+), type (?P<paths>\S+?),",
     ),
 )
 

@@ -142,30 +142,43 @@ class _Ibstat:
     def __init__(self) -> None:
         self.device: str | None = None
         self.type = ""
+        self.host = ""
         self.port: dict[str, Any] = {}
 
     def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
-        found = re.match(r"\s*(?:CA '([\w.-]+)'|hca_id:\s*([\w.-]+))\s*$", text)
+        found = re.match(
+            r"\s*(?:([A-Za-z][\w.-]*): ?)?(?:CA '([\w.-]+)'|hca_id:\s*([\w.-]+))\s*$", text
+        )
         if found:
-            self.device, self.type, self.port = found.group(1) or found.group(2), "", {}
+            self.device, self.type, self.port = found.group(2) or found.group(3), "", {}
+            self.host = found.group(1) or ""
             return []
         if self.device is None:
             return []
         found = re.match(
-            r"\s*(CA type|State|state|Physical state|Rate|Link layer|link_layer):\s*(\S+)", text
+            r"\s*(?:[A-Za-z][\w.-]*: ?)?\s*(CA type|State|state|Physical state|phys_state|Rate|"
+            r"active_width|active_speed|Link layer|link_layer):\s*(\S+)",
+            text,
         )
         if not found:
             return []
         name = {"Physical state": "physical", "Link layer": "layer", "link_layer": "layer"}
+        name |= {"phys_state": "physical"}
         if found.group(1) == "CA type":
             self.type = found.group(2)
             return []
         key = name.get(found.group(1), found.group(1).lower())
         value = found.group(2).removeprefix("PORT_").capitalize()
-        self.port[key] = _value("rate", value) if key == "rate" else value
+        numbers = ("rate", "active_width", "active_speed")
+        self.port[key] = _value("rate", value) if key in numbers else value
         if key != "layer":
             return []
+        lanes, lane = self.port.pop("active_width", None), self.port.pop("active_speed", None)
+        if lanes and lane:  # ibv_devinfo tells both and leaves the product to its reader
+            self.port.setdefault("rate", lanes * lane)
         out = {"device": self.device, "type": self.type, **self.port, "layer": found.group(2)}
+        if self.host:
+            out["host"] = self.host
         self.port = {}
         return [("ib.port", out)]
 
