@@ -195,9 +195,7 @@ def _taken(evidence: Evidence) -> list[Finding]:
     if not gave_up:
         return []
     return [
-        _meeting(
-            "port-in-use", "The port of the rendezvous is taken on its host.", used + gave_up
-        )
+        _meeting("port-in-use", "The port of the rendezvous is taken on its host.", used + gave_up)
     ]
 
 

@@ -166,7 +166,11 @@ RULES = (
         r"\b(?P<what>torchrun|srun|accelerate|deepspeed|launcher|mpirun|job|container|training)\b"
         r".{0,30}?\bexit(?:ed|s)?(?: with)?(?: (?:code|status))?[ =:]+(?P<i_exit_code>-?\d{1,5})\b",
     ),
-    rule("job.exit", "exit", r"[,;:] exit(?:ed|s)?(?: (?:code|status))?[ =:]+(?P<i_exit_code>\d{1,3})$"),
+    rule(
+        "job.exit",
+        "exit",
+        r"[,;:] exit(?:ed|s)?(?: (?:code|status))?[ =:]+(?P<i_exit_code>\d{1,3})$",
+    ),
     rule(
         "slurm.state",
         "0:",
