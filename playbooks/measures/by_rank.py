@@ -103,12 +103,12 @@ def _add(
     row = value.row
     spot = (row.at("step"), row.at("epoch"), row.at("batch", "microbatch"))
     # Ranks may write to files of their own: the same step in two files is one thing.
-    base = (quantity, value.name, value.label, row.attempt, *spot)
+    base = (quantity, value.name, value.label, value.axis, row.attempt, *spot)
     turn = counts[(base, rank)]
     counts[(base, rank)] += 1
     one = found.get((*base, turn))
     if one is None:
-        one = found[(*base, turn)] = _new(row, value, quantity, "")
+        one = found[(*base, turn)] = _new(row, value, quantity, value.axis)
     one.values[rank] = value.texts
     one.items[rank] = row.item
 

@@ -151,8 +151,9 @@ class Layout:
             place = self.place(rank)
             if place is None or not any(a in place for a in axes):
                 return None
-            rest = {a: v for a, v in place.items() if a not in axes}
-            out[tuple(sorted(rest.items()))].append(rank)
+            told = {a: v for a, v in place.items() if a in {f"{x}-group" for x in axes}}
+            rest = {a: v for a, v in place.items() if a not in axes and not a.endswith("-group")}
+            out[tuple(sorted((told or rest).items()))].append(rank)
         return [g for g in out.values() if len(g) > 1]
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 _QUANTITIES = (
     ("difference", r"diff(?:erence)?s?|delta|errors?|deviation|abs_?err|rel_?err|mismatch"),
     ("ratio", r"ratio|factor|quotient"),
-    ("scale", r"loss[ _-]scale|grad[ _-]scale|scaler"),
+    ("scale", r"scale|loss[ _-]scale|grad[ _-]scale|scaler"),
     ("rate", r"lr|learning[ _-]?rate"),
     ("optimizer", r"optim\w*|exp_avg\w*|moments?|adam\w*|momentum|master"),
     ("random", r"rng\w*|dropout\w*|masks?|random|cuda[ _]state|philox|generator"),
@@ -55,7 +55,7 @@ _REFERENCE = re.compile(
     r"(?i)^(?:ref\w*|baseline|expected|golden|single|one|dense|sequential|unsharded|1gpu|truth|"
     r"tp1|dp1|pp1|serial)$"
 )
-_WORD = re.compile(r"[^\s=:()/,]+")
+_WORD = re.compile(r"[^\s=:()/,@]+")
 
 
 VARIANT = re.compile(

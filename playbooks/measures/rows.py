@@ -37,10 +37,14 @@ SETTINGS = (
     "seed",
 )
 """Context that describes a run."""
+_PLACES = ("rank", "step", "epoch")
 _PROLOGUE = 3
 _RESTART = re.compile(
     r"(?i)\bre-?start|\bresum|loading (?:the )?checkpoint|loaded checkpoint|checkpoint loaded|"
     r"restored|load(?:ed|ing)? .{0,40}(?:checkpoint|ckpt)|maintenance"
+)
+_DISTANCE = re.compile(
+    r"(?i)\b(?:max\w*|rel\w*|abs\w*|gradient|grad)\b[^/|]{0,24}\b(?:error|diff\w*|deviation)"
 )
 _NUMBER = re.compile(
     r"^[-+]?[\d.,]+(?:[eE][-+]?\d+)?[%x\u00d7]?$|^[-+]?(?:nan|inf|infinity)$", re.IGNORECASE
@@ -59,6 +63,8 @@ class Value:
     reference: bool
     texts: tuple[str, ...]
     rank: int | None
+    axis: str = ""
+    """Axis whose coordinate `rank` is, "" for a global rank."""
 
     @property
     def number(self) -> float | None:
@@ -87,6 +93,8 @@ class Row:
     about: str = ""
     """The heading and first lines of its section: what its numbers are of."""
     values: list[Value] = field(default_factory=list)
+    lead: str = ""
+    """The line of context above it ("rank 3, step 500:") whose context holds for it too."""
     attempt: int = 0
     """How many restarts its file told of before it."""
 
@@ -151,6 +159,7 @@ class _File:
         self.heading = ""
         self.title = ""
         self.attempt = 0
+        self.lead: Row | None = None
         self.measured = False
 
     def rows(self, raws: list[dict[str, Any]]) -> list[Row]:
@@ -158,6 +167,7 @@ class _File:
         for raw in raws:
             fields = _fields(raw["fields"])
             row = self._row(raw, fields)
+            self._inherit(row, bool(fields["values"]))
             self._follow(row, bool(fields["values"]))
             row.section, row.attempt = self.section, self.attempt
             row.settings = {**self.fixed, **self.own, **_settings(row)}
@@ -167,6 +177,17 @@ class _File:
             row.values = _values(row, fields["values"])
             out.append(row)
         return out
+
+    def _inherit(self, row: Row, has_values: bool) -> None:
+        """A line of place alone leads those below that have none of their own."""
+        placed = any(key in row.context for key in _PLACES)
+        if placed:
+            self.lead = None if has_values else row
+        elif self.lead is not None and row.kind != "heading":
+            told = {k: v for k, v in self.lead.context.items() if k in _PLACES}
+            row.context = {**told, **row.context}
+            row.rank = self.lead.rank if row.rank is None else row.rank
+            row.lead = self.lead.text[:200]
 
     def _row(self, raw: dict[str, Any], fields: dict[str, Any]) -> Row:
         digits = re.sub(r"\D", "", raw["locator"] or "")
@@ -240,6 +261,8 @@ def _values(row: Row, told: list[Any]) -> list[Value]:
             quantity, name = out[-1].quantity, out[-1].name
         if not quantity and name:
             mentioned = quantities.mentioned(row.about)
+            if mentioned and len(texts) == 1 and _DISTANCE.search(row.about):
+                mentioned = "difference"
             digest = number(str(texts[0])) is None and str(texts[0]) != "-"
             quantity = mentioned or ("weight" if digest else "")
         if not out and name and row.text.lstrip().startswith(name.split()[0]):
@@ -253,10 +276,15 @@ def _values(row: Row, told: list[Any]) -> list[Value]:
                 named.rest,
                 named.reference,
                 tuple(str(t) for t in texts),
-                int(rank) if isinstance(rank, str) and rank.isdecimal() else row.rank,
+                *_place(rank, row),
             )
         )
     return out
+
+
+def _place(rank: object, row: Row) -> tuple[int | None, str]:
+    found = re.fullmatch(r"([a-z]{0,4})(\d{1,9})", rank) if isinstance(rank, str) else None
+    return (int(found.group(2)), found.group(1)) if found else (row.rank, "")
 
 
 def _only_variant(rest: str) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KEPT = ("loss", "gradient", "weight", "auxiliary", "rate")
 _LOCAL = re.compile(r"(?i)\blocal\b|per rank|before (?:the )?(?:all-?)?reduc|valid|eval\b|test\b")
-_LISTED = re.compile(r"(?i)\bper\b|\bof each\b|\branks?\b")
+_DERIVED = re.compile(r"[*\u00d7] ?\w| / \w")
 _GPUS = re.compile(r"(?i)(\d+) ?(?:x ?)?(?:gpus?|h100s?|a100s?|ranks|processes|devices|cards)\b")
 _SINGLE = re.compile(
     r"(?i)\b(?:one|single|1) (?:process|gpu|device|rank|card)\b|\b1gpu\b|\bsingle[- ]gpu\b|"
@@ -70,6 +70,8 @@ def read(rows: Sequence[Row]) -> list[Run]:
     for row in rows:
         for value in row.values:
             if value.quantity not in KEPT or _LOCAL.search(value.label):
+                continue
+            if _DERIVED.search(value.label):
                 continue
             number = value.number
             if value.rank not in (None, 0) or number is None or not _is_one(value, number):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from playbooks.measures import by_rank, rows, runs
+from playbooks.measures import by_rank, events, rows, runs
 from playbooks.measures.layout import Layout
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
+    from playbooks.lines import Event
 
 
 class Measures:
@@ -37,3 +38,13 @@ class Measures:
     def runs(self) -> list[runs.Run]:
         """Series of losses and norms by run."""
         return runs.read(self.rows)
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """Losses by step, as progress lines would tell them."""
+        return events.steps(self.rows)
+
+    @cached_property
+    def loads(self) -> list[Event]:
+        """Experts' loads by layer."""
+        return events.loads(self.rows)

@@ -34,6 +34,9 @@ _SPLIT_NAME = re.compile(
     r"(?i)qkv|[qkvo]_proj|w[qkvo]\b|up\b|gate_up|(?:up|gate|down)_proj|down\b|fc[12]\b|dense_\w+|"
     r"attn\.(?:out|proj)|linear_(?:qkv|proj|fc\d)|c_attn|c_fc|c_proj|vocab"
 )
+_AFTER = re.compile(
+    r"(?i)\bafter (?:\w+ )?(?:reduc|all-?reduc|sync|backward and)|\breduced\b|\bsynced|\breplicated"
+)
 _EXPERT = re.compile(r"(?i)experts?\b(?!.*router)")
 _INIT = re.compile(r"(?i)\binit|construct|before (?:the )?(?:first )?step|after build|at start")
 _REGION = re.compile(r"(?i)\bhead|shard|\battention|parallel region|model[- ]parallel")
@@ -45,11 +48,16 @@ def rule(evidence: Evidence, _: Policy) -> list[Finding]:
     if not spreads:
         return []
     layout = evidence.measures.layout
-    weights = [s for s in spreads if s.quantity in ("weight", "optimizer")]
+    weights = [s for s in spreads if s.quantity in ("weight", "optimizer") or _reduced(s)]
     tensor = _streams(spreads, layout)
     if tensor:
         return tensor
     return _weights(weights, layout)
+
+
+def _reduced(spread: Spread) -> bool:
+    """Whether gradients are told to be those after the reduction, which copies share."""
+    return spread.quantity == "gradient" and _AFTER.search(_words(spread)) is not None
 
 
 def _words(spread: Spread) -> str:
@@ -224,7 +232,7 @@ def _streams(spreads: list[Spread], layout: Layout) -> list[Finding]:
         apart = _apart(spread, groups)
         if split and not apart:
             same.append((spread, groups[0]))
-        elif not split and apart and spread.step in (0, None):
+        elif not split and apart and (spread.step in (0, None) or spread.quantity == "random"):
             differ.append((spread, apart))
         else:
             rightly += 1

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from playbooks.rules import numeric_nan
+from playbooks.rules import numeric_nan, numeric_scale
 from playbooks.rules.naming import root
 from playbooks.words import count
 
@@ -29,13 +29,14 @@ _WINDOW = 3
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Scale, then resume, then divergence, then non-finite values; experts apart."""
-    scale = _scale(evidence, policy)
+    points = series(evidence)
+    scale = numeric_scale.rule(evidence, points, policy)
     collapsed = bool(scale) or any(r.kind.name == "scale" for r in evidence.raised)
     out = scale + _router(evidence, policy)
     resume = _resume(evidence)
     if collapsed or resume:
         return [*out, *resume]
-    return out + (_divergence(evidence, policy) or numeric_nan.first(evidence, series(evidence)))
+    return out + (_divergence(evidence, points, policy) or numeric_nan.first(evidence, points))
 
 
 def series(evidence: Evidence) -> list[Event]:
@@ -44,61 +45,16 @@ def series(evidence: Evidence) -> list[Event]:
     for event in evidence.lines.of("train.step"):
         if event.number("loss") is not None:
             by_rank[event.rank].append(event)
+    if not by_rank:
+        for event in evidence.measures.steps:
+            by_rank[event.row["source"]].append(event)
     varied = [e for e in by_rank.values() if len({x.number("loss") for x in e}) > 1]
     longest = max(varied, key=len, default=[])
     steps: dict[float, Event] = {}
     for event in longest:
         step = event.number("step")
-        steps.setdefault(_line(event) if step is None else step, event)
+        steps.setdefault(numeric_scale.line(event) if step is None else step, event)
     return [steps[s] for s in sorted(steps)]
-
-
-# --- the loss scale ---------------------------------------------------------------------------
-
-
-def _scale(evidence: Evidence, policy: Policy) -> list[Finding]:
-    """Overflow after overflow, down to the floor, without a good step between."""
-    overflows = evidence.lines.of("train.overflow")
-    last_step = max((_line(e) for e in evidence.lines.of("train.step")), default=(-1))
-    run = [e for e in overflows if _line(e) > last_step]
-    scales = [s for e in run if (s := e.number("reduced") or e.number("scale")) is not None]
-    if len(run) >= policy.overflows and scales and scales[-1] <= policy.scale_floor:
-        return [
-            root(
-                "numeric.loss-scale-collapse",
-                "likely",
-                f"{len(run)} overflows in a row bring the loss scale to {scales[-1]:g}; no step "
-                "succeeds between them.",
-                [run[0], run[-1]],
-                excluded=(
-                    ("numeric.nan", "the scaler detects and skips, down to the floor"),
-                    ("numeric.divergence", "fp16 scaling is what fails"),
-                ),
-            )
-        ]
-    told = [(s, e) for e in series(evidence) if (s := e.number("loss_scale")) is not None]
-    if len(told) < _POINTS or max(s for s, _ in told) < 1024 or told[-1][0] > policy.scale_floor:
-        return []
-    skipped = [
-        e for _, e in told[-_WINDOW:] if (e.number("skipped") or 0) > 0 or numeric_nan.bad(e)
-    ]
-    if not skipped:
-        return []
-    return [
-        root(
-            "numeric.loss-scale-collapse",
-            "likely",
-            f"The loss scale fell from {max(s for s, _ in told):g} to {told[-1][0]:g} and steps "
-            "are still skipped.",
-            [told[0][1], told[-1][1]],
-            excluded=(("numeric.divergence", "fp16 scaling is what fails"),),
-        )
-    ]
-
-
-def _line(event: Event) -> int:
-    digits = "".join(c for c in event.item.locator if c.isdecimal())
-    return int(digits[:12] or 0)
 
 
 # --- trend ------------------------------------------------------------------------------------
@@ -108,9 +64,9 @@ def _smooth(values: list[float]) -> list[float]:
     return [median(values[max(0, i - 1) : i + _WINDOW - 1]) for i in range(len(values))]
 
 
-def _divergence(evidence: Evidence, policy: Policy) -> list[Finding]:
+def _divergence(evidence: Evidence, curve: list[Event], policy: Policy) -> list[Finding]:
     points = []
-    for event in series(evidence):
+    for event in curve:
         if numeric_nan.bad(event):
             break
         points.append(event)
@@ -155,7 +111,7 @@ def _divergence(evidence: Evidence, policy: Policy) -> list[Finding]:
 
 def _router(evidence: Evidence, policy: Policy) -> list[Finding]:
     layers: dict[int, list[Event]] = defaultdict(list)
-    for event in evidence.lines.of("moe.load"):
+    for event in evidence.lines.of("moe.load") or evidence.measures.loads:
         layer = event.number("layer")
         if layer is not None and event.number("top") is not None:
             layers[int(layer)].append(event)

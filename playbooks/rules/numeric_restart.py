@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from playbooks.measures.rows import number
+from playbooks.rules import numeric_state
 from playbooks.rules.naming import root
 
 if TYPE_CHECKING:
@@ -29,20 +30,13 @@ _DATA = re.compile(
     r"(?i)batch|sample|data|ids?\b|token|shuffle|loader|cursor|position|offset|consumed|shard"
 )
 _STATE = ("weight", "optimizer", "scale", "random")
-_SAVED = re.compile(r"(?i)\bsav(?:e|ed|ing)\b|wrote|written|before (?:the )?re-?start|checkpointed")
+_SAVED = re.compile(
+    r"(?i)\bsav(?:e|ed|ing)\b|wrote|written|before (?:the )?(?:re-?start|stop|crash)|checkpointed"
+)
 _LOADED = re.compile(r"(?i)\bload|restor|resum|after (?:the )?re-?start")
 _COUNTER = re.compile(
     r"(?i)consumed|sample|position|offset|cursor|index|docs?\b|tokens?[ _]seen|seen|first[ _]id|"
     r"batch(?:es)?\b"
-)
-_LOST = re.compile(
-    r"(?i)(?:optim\w*|adam|scheduler|lr[ _]sched\w*|scaler|loss scale|rng|momentum|exp_avg)"
-    r"[^.;|]{0,60}?\b(?:not (?:found|loaded|restored|saved|in (?:the )?checkpoint)|missing|"
-    r"skipp(?:ed|ing)|re-?initiali[sz]ed|reset\b|from scratch|starting fresh|fresh|empty|absent)|"
-    r"\b(?:no|without|missing|skipp(?:ed|ing) (?:loading )?(?:of )?)(?: the)? "
-    r"(?:optim\w*|scheduler|scaler|lr[ _]scheduler)(?: state\w*)?|"
-    r"--no-load-(?:optim|rng)|no_load_(?:optim|rng)[=: ]+true|"
-    r"weights[ _-]only[=: ]+true"
 )
 _LEAST = 3
 
@@ -56,7 +50,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     data = _digests(rows, data=True) or _counter(rows) or _repeated(rows)
     if state:
         return state
-    return data or _settings(rows, policy) or _lost(rows)
+    return data or numeric_state.rule(rows, policy)
 
 
 def _data_root(summary: str, items: Sequence[Row], formula: str) -> Finding:
@@ -71,22 +65,6 @@ def _data_root(summary: str, items: Sequence[Row], formula: str) -> Finding:
             ("numeric.sampler-not-reseeded", "it starts at a restart"),
             ("numeric.shards-overlap", "the repetition is over time, not between ranks"),
             ("numeric.divergence", "it is at the restart"),
-        ),
-        formula=formula,
-    )
-
-
-def _state_root(summary: str, items: Sequence[Row], formula: str | None) -> Finding:
-    return root(
-        "numeric.resume-state",
-        "likely",
-        summary,
-        [],
-        more=[r.item for r in items],
-        excluded=(
-            ("numeric.resume-data", "state, not sample order, differs"),
-            ("numeric.replicas-diverged", "it begins at a restart"),
-            ("numeric.divergence", "the jump is at the resume, not on a rising trend"),
         ),
         formula=formula,
     )
@@ -113,10 +91,11 @@ def _digests(rows: Sequence[Row], *, data: bool) -> list[Finding]:
             if data or (value.quantity not in _STATE and not _is_digest(value)):
                 continue
             key = (value.quantity, value.name, _last_word(value.label))
-            if _SAVED.search(row.text):
+            words = f"{row.lead} {row.text}"
+            if _SAVED.search(words):
                 saved[key] = value
                 continue
-            due = saved.get(key) if _LOADED.search(row.text) else None
+            due = saved.get(key) if _LOADED.search(words) else None
             if due is not None and due.texts != value.texts and due.rank == value.rank:
                 return [_unlike(value, due, data)]
     return []
@@ -145,7 +124,7 @@ def _unlike(value: Value, wanted: Value, data: bool) -> Finding:
             [value.row, wanted.row],
             formula,
         )
-    return _state_root(
+    return numeric_state.state_root(
         f"After the restart {name} is {value.texts[0]} where {wanted.texts[0]} was saved.",
         [wanted.row, value.row],
         formula,
@@ -241,82 +220,3 @@ def _repeated(rows: Sequence[Row]) -> list[Finding]:
             f"batch of step {b} = batch of step {a}",
         )
     ]
-
-
-# --- settings ------------------------------------------------------------------------------------
-
-
-def _settings(rows: Sequence[Row], policy: Policy) -> list[Finding]:
-    """Learning rate or loss scale that is another one right after the restart."""
-    points: dict[tuple[str, str], list[tuple[float, Row]]] = defaultdict(list)
-    losses: dict[str, list[tuple[float, Row]]] = defaultdict(list)
-    for row in rows:
-        for value in row.values:
-            one = value.number
-            if one is None or one <= 0 or len(value.texts) > 1:
-                continue
-            if value.quantity in ("rate", "scale"):
-                points[row.source, value.quantity].append((one, row))
-            elif value.quantity == "loss" and not value.reference:
-                losses[row.source].append((one, row))
-    for (source, quantity), all_points in points.items():
-        for (before, old), (after, new) in pairwise(all_points):
-            if new.attempt <= old.attempt:
-                continue
-            steps = [p[0] for p in all_points if p[1].attempt == old.attempt]
-            usual = max((max(a, b) / min(a, b) for a, b in pairwise(steps)), default=1.0)
-            jump = max(before, after) / min(before, after)
-            if (
-                jump < policy.resume_jump
-                or jump < 2 * usual - 1
-                or not _loss_jumps(losses[source], new)
-            ):
-                continue
-            name = "learning rate" if quantity == "rate" else "loss scale"
-            return [
-                _state_root(
-                    f"At the restart the {name} goes from {before:.4g} to {after:.4g} and the "
-                    "loss leaves its level: that state did not come back.",
-                    [old, new],
-                    f"{after:.4g} / {before:.4g} = {after / before:.3g}; before the restart it "
-                    f"changed by at most {usual:.3g} a report",
-                )
-            ]
-    return []
-
-
-def _loss_jumps(losses: Sequence[tuple[float, Row]], new: Row) -> bool:
-    """Whether the loss right after the restart is out of the range right before it."""
-    before = [v for v, r in losses if r.attempt < new.attempt][-10:]
-    after = [v for v, r in losses if r.attempt == new.attempt][:5]
-    if len(before) < 2 or not after:
-        return False
-    width = max(max(before) - min(before), 0.005 * abs(median(before)))
-    return abs(median(after) - median(before)) > 1.5 * width
-
-
-def _lost(rows: Sequence[Row]) -> list[Finding]:
-    """A line that says which state was not loaded, and a loss that jumps there."""
-    losses = [
-        (n, row)
-        for row in rows
-        for v in row.values
-        if v.quantity == "loss" and (n := v.number) is not None and not v.reference
-    ]
-    for row in rows:
-        found = _LOST.search(row.text) if row.kind != "code" else None
-        if found is None or "not an error" in row.text:
-            continue
-        after = next((r for _, r in losses if r.source == row.source and r.line > row.line), None)
-        same = [p for p in losses if p[1].source == row.source]
-        if after is None or not _loss_jumps(same, after):
-            continue
-        return [
-            _state_root(
-                f"At the restart not all state came back ({found.group().strip()[:80]}), and the "
-                "loss leaves its level there.",
-                [row, after],
-                None,
-            )
-        ]
-    return []

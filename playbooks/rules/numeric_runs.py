@@ -1,9 +1,9 @@
 """One run against another at equal weights and data: which factor, of what, and what it follows.
 
 In: losses, gradient norms and weights of several runs, or of a run and its reference. Out:
-numeric.loss-scaling, microbatch-normalisation, gradient-reduction, reported-loss, aux-loss-dead. A
-factor counts when it is constant and equals a size in which the runs differ, and no other size in
-which they differ explains it as well.
+numeric.loss-scaling, microbatch-normalisation, gradient-reduction, reported-loss. A factor counts
+when it is constant and equals a size in which the runs differ, and no other size in which they
+differ explains it as well.
 """
 
 from __future__ import annotations
@@ -29,61 +29,15 @@ _RANKS = ("dp", "world")
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
-    """Coefficients first, then classes of parameters, then factors, then the printed loss."""
+    """Classes of parameters, factors, what follows accumulation, the printed loss."""
     runs = evidence.measures.runs
     classes = numeric_classes.rule(evidence, policy)
     if len(runs) < 2:
         return classes
     pairs = list(combinations(runs[:40], 2))
     return (
-        _dead_auxiliary(pairs)
-        or classes
-        or _factor(pairs, policy)
-        or _accumulation(pairs, policy)
-        or _printed(pairs, policy)
+        classes or _factor(pairs, policy) or _accumulation(pairs, policy) or _printed(pairs, policy)
     )
-
-
-# --- the balancing loss --------------------------------------------------------------------------
-
-
-def _dead_auxiliary(pairs: Sequence[tuple[Run, Run]]) -> list[Finding]:
-    """Two coefficients, the same router gradient and the same loss."""
-    for one, other in pairs:
-        a, b = one.settings.get("coefficient"), other.settings.get("coefficient")
-        if not a or not b or max(a, b) < 2 * min(a, b):
-            continue
-        fits = [
-            (n, f)
-            for q, n in one.series
-            if q == "gradient" and (f := fit(one, other, q, n)) is not None
-        ]
-        router = [(n, f) for n, f in fits if "router" in n or "gate" in n] or fits
-        losses = [f for q, n in one.series if q == "loss" and (f := fit(one, other, q, n))]
-        moved = [f for _, f in router if abs(f.ratio - 1) > 1e-4 or f.spread > 1e-3]
-        judged = router or [("loss", f) for f in losses if f.points >= 4]
-        if moved or not judged or any(abs(f.ratio - 1) > 1e-4 for f in losses):
-            continue
-        name, same = judged[0]
-        return [
-            root(
-                "numeric.aux-loss-dead",
-                "likely",
-                f"With the balancing coefficient at {b:g} instead of {a:g} the "
-                f"{'gradient of ' if name != 'loss' else ''}{name or 'router'} stays the same "
-                f"({same.first[0].text} and {same.first[1].text}, over "
-                f"{count(same.points, 'step')}): the loss does not reach the router.",
-                [],
-                more=[same.first[0].item, same.first[1].item],
-                excluded=(
-                    ("numeric.router-collapse", "balancing is configured"),
-                    ("slow.expert-imbalance", "the coefficient has no effect at all"),
-                    ("numeric.reported-loss", "the gradient, not only the printed loss, lacks it"),
-                ),
-                formula=f"gradient ratio {same.ratio:.6g} at coefficient ratio {b / a:g}",
-            )
-        ]
-    return []
 
 
 # --- factors -------------------------------------------------------------------------------------

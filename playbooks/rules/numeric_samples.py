@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from playbooks.measures.quantities import mentioned
 from playbooks.measures.rows import number
+from playbooks.rules import numeric_counts
 from playbooks.rules.naming import root
 from playbooks.words import count
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from playbooks.finding import Finding, Item
     from playbooks.measures.by_rank import Spread
     from playbooks.measures.layout import Layout
-    from playbooks.measures.rows import Row, Value
+    from playbooks.measures.rows import Row
     from playbooks.policy import Policy
 
 _COUNTED = re.compile(
@@ -31,7 +32,10 @@ _COUNTED = re.compile(
     r"tokens per|position|offset|skip|expected|dataset"
 )
 _IDS = re.compile(r"(?i)\bids?\b|_ids?\b|indices|indexes|\bidx|samples?\b|order|perm")
-_UNION = re.compile(r"(?i)\bunion|\bunique|\bdistinct")
+_WHOLE = re.compile(
+    r"(?i)\breplicat|must be equal|must agree|embedding out|norm(?:ed)? out|same on all"
+)
+"""What is said of activations that tp ranks hold whole."""
 _NO_SHUFFLE = re.compile(r"(?i)shuffle\W{0,3}(?:false|off|no\b)|sequential ?sampler|without shuffl")
 
 
@@ -42,16 +46,25 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         return []
     layout = measures.layout
     samples = [s for s in measures.spreads if _tells_samples(s)]
+    read = [s for s in samples if s.quantity == "data"]
     return (
         _inside(samples, layout)
-        or _between(samples, layout, policy)
-        or _union(measures.rows, policy)
+        or _between(read, layout, policy)
+        or numeric_counts.rule(measures, policy)
         or _epochs(measures.rows)
     )
 
 
 def _tells_samples(spread: Spread) -> bool:
-    return spread.quantity == "data" and not _COUNTED.search(spread.label)
+    if spread.quantity == "activation":
+        return _WHOLE.search(f"{spread.row.text} {spread.row.about}") is not None
+    if spread.quantity != "data":
+        return False
+    return not _COUNTED.search(spread.label) or any(_digest(v) for v in spread.values.values())
+
+
+def _digest(texts: Sequence[str]) -> bool:
+    return all(number(t) is None and len(t) >= 6 for t in texts if t != "-")
 
 
 def _inside(samples: Sequence[Spread], layout: Layout) -> list[Finding]:
@@ -122,7 +135,7 @@ def _between(samples: Sequence[Spread], layout: Layout, policy: Policy) -> list[
     if equal and len(equal) > apart:
         spread, pair = equal[0]
         return [
-            _overlap(
+            numeric_counts.overlap(
                 f"Replicas read the same batches: {spread.label} at {spread.place} is "
                 f"{spread.shown(pair)}; so in {len(equal)} of "
                 f"{count(len(equal) + apart, 'check')}.",
@@ -136,7 +149,7 @@ def _between(samples: Sequence[Spread], layout: Layout, policy: Policy) -> list[
         if found is not None:
             shared, union, drawn = found
             return [
-                _overlap(
+                numeric_counts.overlap(
                     f"{shared} of {union} distinct sample ids were read by more than one of "
                     f"{len(by_rank)} replicas in one epoch.",
                     "seed-per-rank",
@@ -172,66 +185,6 @@ def _intersect(by_rank: dict[int, set[str]], policy: Policy) -> tuple[int, int, 
     drawn = sum(seen.values())
     few = max(2 * len(by_rank), policy.shared_samples * len(seen))
     return (shared, len(seen), drawn) if shared > few else None
-
-
-def _union(rows: Sequence[Row], policy: Policy) -> list[Finding]:
-    """A count of distinct samples over ranks below what they drew together."""
-    for i, row in enumerate(rows):
-        for value in row.values:
-            distinct = value.number
-            if not _UNION.search(value.label) or value.label.endswith(" of") or distinct is None:
-                continue
-            near = [v for r in rows[max(0, i - 4) : i + 4] for v in r.values]
-            near = [v for v in near if v.row.source == row.source]
-            drawn = _drawn(near, distinct)
-            if drawn is None or distinct >= (1 - policy.shared_samples) * drawn[0]:
-                continue
-            return [
-                _overlap(
-                    f"The ranks read {distinct:.0f} distinct samples where {drawn[0]:.0f} were "
-                    "due in the epoch.",
-                    "seed-per-rank",
-                    [row.item, drawn[1].row.item],
-                    f"{distinct:.0f} / {drawn[0]:.0f} = {distinct / drawn[0]:.2f} (must be 1)",
-                )
-            ]
-    return []
-
-
-def _drawn(near: Sequence[Value], distinct: float) -> tuple[float, Value] | None:
-    """What the ranks read together: their counts summed, else the "of" of the same label."""
-    for value in near:
-        counts = [n for t in value.texts if (n := number(t)) is not None]
-        if len(counts) > 1 and re.search(r"(?i)rank|replica|gpu", value.label):
-            return sum(counts), value
-    for value in near:
-        total = value.number
-        if _UNION.search(value.label) and value.label.endswith(" of") and total is not None:
-            return total, value
-    for value in near:
-        total = value.number
-        if re.search(r"(?i)\b(?:total|drawn|read|dataset|seen)\b", value.label) and total:
-            if total < distinct or _UNION.search(value.label):
-                continue
-            return total, value
-    return None
-
-
-def _overlap(summary: str, why: str, items: Sequence[Item], formula: str) -> Finding:
-    return root(
-        "numeric.shards-overlap",
-        "likely",
-        summary,
-        [],
-        more=items,
-        where=why,
-        excluded=(
-            ("numeric.sampler-not-reseeded", "the repetition is between ranks in one epoch"),
-            ("numeric.tp-inputs-differ", "the ranks compared are replicas, which should differ"),
-            ("numeric.resume-data", "no restart is involved"),
-        ),
-        formula=formula,
-    )
 
 
 # --- epochs ------------------------------------------------------------------------------------
@@ -287,7 +240,8 @@ def _orders(rows: Sequence[Row]) -> dict[tuple[str, int | None, int, int], _Sequ
             continue
         for value in row.values:
             quantity = value.quantity or mentioned(row.about)
-            if quantity != "data" or _COUNTED.search(value.label):
+            counted = _COUNTED.search(value.label) and not _digest(value.texts)
+            if quantity != "data" or counted:
                 continue
             sequence = out[value.label, value.rank, row.attempt, epoch]
             plain = len(value.texts) == 1 and number(value.texts[0]) is not None

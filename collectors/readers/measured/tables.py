@@ -23,6 +23,7 @@ _WORDS = re.compile(r"[\s|,;:='\"(){}\[\]]+")
 _ASSIGNED = re.compile(r"[:=]\s*[-+\d\[]")
 TITLE = "|"
 """Head of a Measured that stands for a header line."""
+_NORM = re.compile(r"\|{1,2}([A-Za-z]\w*)\|{1,2}(?!\w)")
 _CELLS = 64
 _LIST = re.compile(r"^\[[^\[\]]*\]$")
 _MISSES = 40
@@ -32,7 +33,7 @@ _BY_RANK = re.compile(r"(?i)^(?:global[_ ]?)?(?:tp |dp )?(?:rank|gpu|r)[ _#]?(\d
 
 def _splits(text: str) -> dict[str, list[str]]:
     """The cells of a line by each way in which it may be cut."""
-    plain = text.strip()
+    plain = _NORM.sub(r"norm of \1", text.strip())
     out: dict[str, list[str]] = {}
     if plain.count("|") >= 1 and "||" not in plain:
         out["bar"] = [c.strip() for c in plain.strip("|").split("|")]

@@ -50,7 +50,7 @@ class Measured:
 
     context: dict[str, str] = field(default_factory=dict)
     values: list[tuple[str, list[str], str | None]] = field(default_factory=list)
-    """(label, values, rank): the rank only where one line tells of several."""
+    """(label, values, rank): the rank only where one line tells of several, "3" or "dp3"."""
     head: str = ""
     """The first words of the line that name a subject, such as a parameter."""
 
@@ -135,21 +135,23 @@ class _Parser:
         if all(v == "-" for v in values):
             return
         found = context.key(label)
-        if found is None or not self._places(found[0], values):
+        again = found is not None and _is_coordinate(label)
+        if found is None or not self._places(found[0], values, again=again):
             self._keep(label, values)
             return
         rest = label[: -found[1]]
         while rest and rest[-1].lower() in _TRAILING:
             rest.pop()
         self.label = rest
-        self._place(found[0], values[0].replace(",", ""))
+        self._place(found[0], values[0].replace(",", ""), coordinate=_is_coordinate(label))
 
-    def _place(self, key: str, value: str) -> None:
-        if key == "rank" and key in self.out.context:
+    def _place(self, key: str, value: str, *, coordinate: bool = False) -> None:
+        if (key == "rank" or coordinate) and key in self.out.context:
+            tag = "" if key == "rank" else key
             if self.rank is None:
-                first = self.out.context[key]
+                first = tag + self.out.context[key]
                 self.out.values = [(n, v, r or first) for n, v, r in self.out.values]
-            self.rank = value
+            self.rank = tag + value
             return
         self.out.context[key] = value
 
@@ -164,14 +166,20 @@ class _Parser:
             name = " ".join(label[-_LABEL:])
             self.out.values.append((name, values[:VALUES], self.rank))
 
-    def _places(self, key: str, values: list[str]) -> bool:
-        if key in self.out.context and key != "rank":
+    def _places(self, key: str, values: list[str], *, again: bool) -> bool:
+        if key in self.out.context and key != "rank" and not again:
             return False
         if len(values) > 2 or (len(values) == 2 and not self.joined):
             return False
         if key in context.FRACTIONS:
             return values[0][:1].isdigit()
         return re.fullmatch(r"\d{1,3}(?:,\d{3})+|\d{1,12}", values[0]) is not None
+
+
+def _is_coordinate(label: list[str]) -> bool:
+    """Whether the label is of one rank on an axis ("dp rank 3"), not of the axis' size."""
+    low = " ".join(label[-2:]).lower()
+    return low.endswith((" rank", "_rank", "-rank"))
 
 
 def read(text: str) -> Measured:
