@@ -144,6 +144,7 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
             schedules[mesh["pp"].index],
             schedule.forwards(schedules)[mesh["pp"].index],
             width=cut.whole.width,
+            dtype=WEIGHTS[config.train.dtype],
             autocast=PRODUCTS.get(config.train.dtype),
             fault=fault,
             passing=passing,

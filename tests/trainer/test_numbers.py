@@ -13,6 +13,8 @@ from trainer.parity.cases import FIXED, SMALL
 from trainer.parity.compare import compare
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainer.parity.outcome import Part
 
 pytestmark = pytest.mark.ranks
@@ -125,6 +127,34 @@ def test_half_precision_stays_near_on_every_axis(
     parts = pool.run(Case((*BASE, f"train.dtype={dtype}", *layout)))
     assert np.allclose(losses(parts), exact.losses, rtol=5e-3)
     assert np.allclose(parts[0].norms, exact.norms, rtol=5e-2)
+
+
+PLAIN = """
+from torch import nn
+
+class Plain(nn.Sequential):
+    width = 32
+
+    def chain(self):
+        return list(self.named_children())
+
+def model():
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)) for _ in range(4)]
+    return Plain(nn.Embedding(256, 32), *layers, nn.Linear(32, 256))
+"""
+
+
+@pytest.mark.parametrize("zero", ["parallel.dp=2", "parallel.zero=3"])
+def test_stages_agree_on_a_dtype_where_products_stand_at_their_ends(
+    zero: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Autocast gives such a stage's output in 16 bits, and the next one waits for 32."""
+    file = tmp_path / "plain.py"
+    file.write_text(PLAIN)
+    base = (*BASE, f"model.file={file}", "train.dtype=bfloat16")
+    true = whole(Case(base))
+    parts = pool.run(Case((*base, "parallel.pp=2", zero)))
+    assert np.allclose(losses(parts), true.losses, rtol=1e-3)
 
 
 def test_hybrid_groups_are_told_as_data_parallel_neighbours_share(pool: Pool) -> None:

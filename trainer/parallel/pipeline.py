@@ -79,6 +79,7 @@ class Pipeline:
         forwards: list[Action],
         *,
         width: int,
+        dtype: torch.dtype,
         shards: int,
         autocast: torch.dtype | None,
         fault: Fault,
@@ -100,7 +101,7 @@ class Pipeline:
         self.last = max(stages) if axis.index == axis.size - 1 else -1
         """The stage that computes the loss; -1 where another rank has it."""
         first = next(p for part in next(iter(stages.values())) for p in part.module.parameters())
-        self.device, self.dtype = first.device, first.dtype
+        self.device, self.dtype = first.device, dtype
         self.width = width
         self.shards = shards
         """Parts of the sequence that ranks hold between stages (sequence parallelism)."""
@@ -246,7 +247,7 @@ class Pipeline:
         """What a send gives, or where a receive lands."""
         key = (action.stage, action.microbatch)
         if action.kind is Kind.SEND_OUTPUT:
-            return self._outputs[key].detach().contiguous()
+            return self._outputs[key].detach().to(self.dtype).contiguous()
         if action.kind is Kind.SEND_GRADIENT:
             gradient = self._inputs.pop(key).grad
             if gradient is None:
