@@ -101,6 +101,25 @@ class Policy:
     foreign_share: float = 0.2
     """Share of a device that other processes must hold to be the reason. Lower blames contexts."""
 
+    outside_bytes: int = 8 << 30
+    """Memory of a process beside torch's allocator that context, workspaces and a few communicators
+    (1 to 4 GiB) do not explain. Lower blames many-communicator jobs that are as they must be."""
+
+    outside_share: float = 0.1
+    """The same as a share of the device."""
+
+    stage_excess: float = 1.25
+    """How many times as many parameters as any other rank the ranks of a heavy stage hold."""
+
+    stage_alike: float = 0.02
+    """Relative difference up to which peaks of neighbouring ranks are those of one stage."""
+
+    stage_even: float = 0.35
+    """Spread of the falls from stage to stage, as a share of their mean, that is still even."""
+
+    stage_fall: float = 0.03
+    """Least fall from stage to stage, as a share of the first one's peak."""
+
     growth_points: int = 8
     """Fewest measured steps in which memory must rise to be called growing; fewer takes the first
     steps' warm-up for it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from playbooks.finding import Finding, Item
-from playbooks.rules import memory_causes, memory_library
+from playbooks.rules import memory_causes, memory_library, memory_stages
 from playbooks.rules.common import frames, is_after_the_fact, own_frame, where_was
 from playbooks.words import ranks_words, size
 
@@ -33,6 +33,7 @@ _PATTERNS = {
     "allocated": (_SIZE + r" is allocated by PyTorch", _SIZE + r" already allocated"),
     "idle": (_SIZE + r" is reserved by PyTorch but unallocated",),
     "reserved": (_SIZE + r" reserved in total by PyTorch",),
+    "in_use": (r"this process has " + _SIZE + r" memory in use",),
 }
 
 
@@ -48,6 +49,15 @@ class Message:
     """Reserved by the allocator but not in use."""
     host: bool
     """Whether host memory was asked for."""
+    in_use: int | None = None
+    """What this process holds of the device, torch's memory and the rest."""
+
+    @property
+    def outside(self) -> int | None:
+        """What this process holds beside torch's allocator: context, libraries, NCCL."""
+        if self.in_use is None or self.allocated is None:
+            return None
+        return self.in_use - self.allocated - (self.idle or 0)
 
 
 def parse(text: str) -> Message:
@@ -70,6 +80,7 @@ def parse(text: str) -> Message:
         found.get("allocated"),
         idle,
         not device,
+        found.get("in_use"),
     )
 
 
@@ -121,6 +132,9 @@ def _decide(evidence: Evidence, policy: Policy, first: Raised, ranks: tuple[int,
         evidence=(first.item, *([Item(first.item.source, "traceback", place)] if place else ())),
         at_ns=first.at_ns,
     )
+    pinned = memory_causes.pinned(base, first, asked)
+    if pinned is not None:
+        return pinned
     if message.request and total and message.request > policy.outlier_request * total:
         owner = "its host" if message.host else "its device"
         return base.but(
@@ -147,6 +161,7 @@ def _device(
 ) -> Finding:
     """What the sum of a device's message decides, and else its frames, pids and history."""
     narrow = memory_causes.decide(evidence, policy, base, message, first, asked)
+    narrow = narrow or memory_stages.decide(evidence, policy, base, message, asked)
     if narrow is not None:
         return narrow
     request, free, idle = message.request or 0, message.free or 0, message.idle

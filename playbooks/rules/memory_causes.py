@@ -44,6 +44,7 @@ _BUILD = re.compile(
     r"_sync_module_states|build_model|get_model|from_pretrained|_ddp_init_helper|DistributedDataParallel|"
     r"_move_\w+|dispatch_model|_load_state_dict_into_\w+|place_model)$"
 )
+_PINS = re.compile(r"pin_memory|pinned|cudaHostAlloc|cudaHostRegister|cudaMallocHost|page.?locked")
 _COLLECTIVE = re.compile(
     r"all_gather|allgather|reduce_scatter|all_to_all|allreduce_bucket|alltoall"
 )
@@ -63,10 +64,11 @@ def decide_full(
 ) -> Finding | None:
     """Causes of a device that this process itself fills."""
     return (
-        memory_growth.growing(evidence, policy, base, asked)
+        _evaluation(evidence, base, first, asked)
+        or memory_growth.growing(evidence, policy, base, asked)
         or _full_state(evidence, base, first, asked)
         or _logits(evidence, policy, base, message, first, asked)
-        or _evaluation(evidence, base, first, asked)
+        or _outside(policy, base, message, asked)
         or _states(evidence, policy, base, message, first, asked)
         or _collective(base, first, asked)
     )
@@ -104,7 +106,11 @@ def _other_processes(
     rank = first.rank
     found = {p: b for p, b in found.items() if rank is None or own_pids.get(p, -1) != rank}
     held = sum(found.values())
-    if not found or not message.total or held < policy.foreign_share * message.total:
+    job = bool(found) and all(p in own_pids for p in found)
+    would_fit = held + (message.free or 0) >= (message.request or 0)
+    if not found or not message.total:
+        return None
+    if held < policy.foreign_share * message.total and not (job and would_fit):
         return None
     listed = ", ".join(f"{p} {size(b)}" for p, b in list(found.items())[:4])
     ours = [p for p in found if p in own_pids]
@@ -131,6 +137,42 @@ def _other_processes(
         excluded=(
             ("oom.activations", "this process holds far less than the card"),
             ("oom.all-ranks-gpu0", "the pid does not belong to this job"),
+        ),
+    )
+
+
+def pinned(base: Finding, first: Raised, asked: str) -> Finding | None:
+    """Page-locking of host memory was refused: the frames or the call say so, not the device."""
+    inner = " ".join(name for _file, _line, name in frames(first.traceback)[-3:])
+    if not _PINS.search(f"{inner} {first.text}") or "Tried to allocate" in first.text:
+        return None
+    return base.but(
+        cause="oom.pinned-host",
+        confidence="likely",
+        summary=f"{asked} of page-locked host memory: the call that failed pins a buffer.",
+        excluded=(
+            ("oom.host", "no process was killed: the call returned an error"),
+            ("oom.artificial-limit", "no device memory was asked for"),
+        ),
+    )
+
+
+def _outside(policy: Policy, base: Finding, message: Message, asked: str) -> Finding | None:
+    """This process holds far more beside torch's allocator than context and libraries need."""
+    held, total = message.outside, message.total
+    if held is None or not total or held < max(policy.outside_bytes, policy.outside_share * total):
+        return None
+    return base.but(
+        cause="oom.comm-buffers",
+        confidence="likely",
+        where="buffers-too-large",
+        summary=f"{asked}; this process holds {size(held)} of {size(total)} beside torch's "
+        "allocator, where communicators keep their buffers.",
+        formula=f"in use {size(message.in_use or 0)} - allocated {size(message.allocated or 0)} - "
+        f"reserved but unallocated {size(message.idle or 0)} = {size(held)}",
+        excluded=(
+            ("oom.other-process", "the memory belongs to this process"),
+            ("oom.activations", "what torch allocated leaves room"),
         ),
     )
 

@@ -60,7 +60,21 @@ def _timer(text: str, out: dict[str, Any]) -> None:
         out["seconds"] = value / 1000
 
 
+def _megabytes(text: str, out: dict[str, Any]) -> None:  # noqa: ARG001  one signature
+    """Megatron's memory report counts in units of 2^20 bytes."""
+    for name in ("allocated", "peak", "reserved"):
+        out[name] = round(out[name] * 2**20)
+
+
 RULES = (
+    rule(
+        "train.step",
+        "memory (MB)",
+        r"\(after (?P<i_step>\d{1,9}) iterations\) memory \(MB\) "
+        r"\| allocated: (?P<f_allocated>[\d.]+) "
+        r"\| max allocated: (?P<f_peak>[\d.]+) \| reserved: (?P<f_reserved>[\d.]+)",
+        _megabytes,
+    ),
     rule(
         "train.step",
         "'loss':",
