@@ -147,3 +147,65 @@ def test_a_killed_pod_is_host_memory_and_a_kill_of_a_stranger_is_not(tmp_path: P
         "anon-rss:9kB, file-rss:0kB\n"
     )
     assert _cause(_report(tmp_path, kern__log=kernel)) != "oom.host"
+
+
+def test_a_buffer_that_could_not_be_pinned_is_no_device_memory(tmp_path: Path) -> None:
+    text = "".join(
+        f"[rank0]: {line}\n"
+        for line in (
+            "Traceback (most recent call last):",
+            '  File "/job/train.py", line 9, in build',
+            '  File "/lib/offload.py", line 4, in pin_memory',
+            "RuntimeError: CUDA error: out of memory",
+        )
+    )
+    assert _cause(_report(tmp_path, job__log=text)) == "oom.pinned-host"
+    assert _cause(_report(tmp_path, job__log=text.replace("pin_memory", "run"))) is None
+
+
+def test_memory_beside_the_allocator_is_that_of_communicators(tmp_path: Path) -> None:
+    def told(outside: float) -> str:
+        return _oom("main", "train_step", own=20.0).replace(
+            "this process has 20.40 GiB", f"this process has {20.4 + outside:.2f} GiB"
+        )
+
+    report = _report(tmp_path, job__log=told(9.0))
+    assert _cause(report) == "oom.comm-buffers"
+    assert report.verdict is not None
+    assert "in use" in (report.verdict.formula or "")
+    assert _cause(_report(tmp_path, job__log=told(2.0))) != "oom.comm-buffers"
+
+
+def test_contexts_of_the_jobs_own_ranks_on_one_device(tmp_path: Path) -> None:
+    pids = "".join(f"[rank{r}]: rank {r} pid {70 + r}\n" for r in range(4))
+    others = "".join(f"Process {70 + r} has 520.00 MiB memory in use. " for r in range(1, 4))
+    text = pids + _oom("main", "backward", own=20.0, others=others)
+    assert _cause(_report(tmp_path, job__log=text)) == "oom.all-ranks-gpu0"
+
+
+def test_a_stage_with_more_of_the_model_fails_alone(tmp_path: Path) -> None:
+    def sizes(first: int) -> str:
+        counts = [first, first, 30, 30, 30, 31]
+        return "".join(f"[rank{r}]: {n}00,000,000 parameters\n" for r, n in enumerate(counts))
+
+    oom = _oom("main", "step", "_init_group") + _oom("main", "step", "_init_group", rank=1)
+    report = _report(tmp_path, job__log=sizes(54) + oom)
+    assert report.verdict is not None
+    assert (report.verdict.cause, report.verdict.ranks) == ("oom.stage-imbalance", (0, 1))
+    assert _cause(_report(tmp_path, job__log=sizes(31) + oom)) != "oom.stage-imbalance"
+
+
+def test_peaks_that_fall_from_stage_to_stage_are_microbatches_in_flight(tmp_path: Path) -> None:
+    def peaks(*gigabytes: float) -> str:
+        return "".join(
+            f"[Rank {r}] (after 1 iterations) memory (MB) | allocated: 5000.0 | max allocated: "
+            f"{one * 1024:.1f} | reserved: 9000.0 | max reserved: 9000.0\n"
+            for r, one in enumerate(gigabytes)
+        )
+
+    oom = _oom("main", "train_step", "forward")
+    report = _report(tmp_path, job__log=peaks(22.0, 18.0, 14.0, 10.0) + oom)
+    assert report.verdict is not None
+    assert (report.verdict.cause, report.verdict.ranks) == ("oom.pipeline-inflight", (0,))
+    for alike in ((22.0, 21.9, 22.0, 21.8), (22.0, 10.0, 21.0, 9.0)):
+        assert _cause(_report(tmp_path, job__log=peaks(*alike) + oom)) != "oom.pipeline-inflight"
