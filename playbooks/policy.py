@@ -168,6 +168,13 @@ class Policy:
     gpu_busy: float = 50.0
     """Utilisation in percent from which a reading of a GPU was taken under load."""
 
+    modelled_edge: float = 0.25
+    """Share of a device's own link below which an edge that NCCL models above it is a fault of the
+    model. Larger takes a switch that several devices share for one."""
+
+    cured_rate: float = 2.0
+    """Times that one run of a test has to be faster than another to show that a setting cures."""
+
     gpu_loaded: float = 0.5
     """Share of its power limit from which a GPU was under load. Lower reads idle states as
     faults."""

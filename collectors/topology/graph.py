@@ -67,6 +67,8 @@ class Topology:
     source: str
     locators: dict[tuple[str, str], str] = field(default_factory=dict, hash=False)
     """(a, b) -> place in `source`, for evidence."""
+    modelled: bool = False
+    """As NCCL models the node, which may be wrong; a matrix of the driver stands above it."""
 
     def link(self, a: str, b: str) -> Link | None:
         """The link between two ends in either direction."""

@@ -1,5 +1,5 @@
 """Paths that NCCL chose against what the machine has: socket-fallback, gdr-off, nvlink-unused,
-p2p-broken, pcie-degraded.
+p2p-broken.
 
 In: channels, networks and NICs of NCCL's log, topologies, port states, notes. Out: roots. What is
 absent from NCCL's choice is a fault only where an artifact shows that the machine has it.
@@ -31,7 +31,6 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         _gdr,
         _nvlink,
         _p2p,
-        _pcie,
     )
     return [f for part in parts for f in part(evidence, policy)]
 
@@ -257,42 +256,3 @@ def _p2p(evidence: Evidence, policy: Policy) -> list[Finding]:
             ),
         )
     ]
-
-
-def _pcie(evidence: Evidence, policy: Policy) -> list[Finding]:
-    narrow: list[Event] = []
-    slow: list[Event] = []
-    for event in evidence.lines.of("gpu.sample"):
-        width, most = event.number("width"), event.number("width_max")
-        gen, best = event.number("gen"), event.number("gen_max")
-        if width is not None and most is not None and 0 < width < most:
-            narrow.append(event)
-        elif gen is not None and best is not None and gen < best and _loaded(event, policy):
-            slow.append(event)
-    bad = narrow or slow
-    if not bad or broke(evidence):
-        return []
-    first = bad[0]
-    what = (
-        f"x{first.number('width'):g} of x{first.number('width_max'):g}"
-        if narrow
-        else f"generation {first.number('gen'):g} of {first.number('gen_max'):g} under load"
-    )
-    gpus = ", ".join(sorted({f"GPU {int(e.number('index') or 0)}" for e in bad}))
-    return [
-        root(
-            "link.pcie-degraded",
-            "likely",
-            f"PCIe of {gpus} on {first.label} runs at {what}.",
-            bad,
-            where="width" if narrow else "generation",
-            excluded=(("slow.gpu-throttled", "the link, not the clock, is below its rating"),),
-        )
-    ]
-
-
-def _loaded(event: Event, policy: Policy) -> bool:
-    used, power = event.number("utilization"), event.number("power")
-    limit = event.number("power_limit")
-    busy = used is not None and used >= policy.gpu_busy
-    return busy or (power is not None and limit is not None and power >= policy.gpu_loaded * limit)
