@@ -175,6 +175,18 @@ class Policy:
     cured_rate: float = 2.0
     """Times that one run of a test has to be faster than another to show that a setting cures."""
 
+    axis_cost: float = 0.05
+    """Share of the step from which an axis on the wrong links is a finding (the taxonomy's 5 %)."""
+
+    rate_reached: float = 0.7
+    """Share of a port's rate from which collectives use all of it; the rest is protocol."""
+
+    rate_beyond: float = 1.1
+    """Share of a port's rate beyond which a rate is of another path."""
+
+    network_share: float = 0.3
+    """Exposed share of the step from which the network, at its rate, is too slow for the job."""
+
     gpu_loaded: float = 0.5
     """Share of its power limit from which a GPU was under load. Lower reads idle states as
     faults."""

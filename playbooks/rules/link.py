@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from collectors.topology.draw import short
 from collectors.topology.placement import better_orders, lay
-from playbooks import knowledge
+from playbooks import costs, knowledge, layouts
 from playbooks.finding import Finding, Item
+from playbooks.rules.naming import progressed
 from playbooks.words import count, label, spans
 
 if TYPE_CHECKING:
@@ -35,7 +36,23 @@ if TYPE_CHECKING:
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Findings of a job's topologies and plan."""
     collected = evidence.collected
-    return check(collected.topologies, collected.plan, policy)
+    given = collected.plan is not None
+    plan = layouts.plan(evidence)
+    driver = [t for t in collected.topologies if not t.modelled]
+    found = check(driver or collected.topologies, plan, policy)
+    if given or plan is None:
+        return found
+    return [f for f in found if _paid(evidence, f, policy)]
+
+
+def _paid(evidence: Evidence, finding: Finding, policy: Policy) -> bool:
+    """Whether an axis' cost is on record, or no step is; a job's own words are no plan to judge."""
+    if finding.axis is None or finding.role != "root":
+        return True
+    share = costs.share(evidence, costs.WORDS[finding.axis])
+    if share is not None:
+        return share.value >= policy.axis_cost
+    return not progressed(evidence)
 
 
 def check(topologies: Sequence[Topology], plan: Plan | None, policy: Policy) -> list[Finding]:
