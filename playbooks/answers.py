@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from playbooks import benchmarks
 from playbooks.finding import Abstention
 from playbooks.report.model import Health
 from playbooks.rules.common import SIGINT, SIGKILL, SIGTERM
@@ -98,6 +99,9 @@ def _healthy_loose(evidence: Evidence) -> str | None:
                 f"Nothing is pending: all {count(len(ledger), 'operation')} that "
                 f"{count(len(ranks), 'rank')} recorded are complete and agree."
             )
+    tested = None if failed else benchmarks.sound(evidence)
+    if tested is not None:
+        return tested
     well = _ended_well(evidence)
     if well is not None and not failed:
         return well

@@ -86,3 +86,33 @@ def nic_rate(evidence: Evidence) -> float | None:
 
 _EFA = 12.5
 """GB/s of one EFA device of p4 and p5 hosts, 100 Gb/s (AWS, EFA documentation)."""
+
+
+def sound(evidence: Evidence) -> str | None:
+    """That every table of nccl-tests is right and about as fast as its machines; None otherwise."""
+    found = tables(evidence)
+    ended = [e for e in evidence.lines.of("nccl.bench-end") if e.fields.get("ok") is not None]
+    wrong = [e for e in evidence.lines.of("nccl.bench") if e.fields.get("wrong")]
+    if not found or not ended or wrong or not all(e.fields["ok"] for e in ended):
+        return None
+    if evidence.lines.of("train.step"):
+        return None  # a job's own steps say more of it than a test of its network
+    hosts = bench_hosts(evidence)
+    several = len(hosts) > 1 or evidence.nccl.several_hosts
+    names = {e.text("name") for e in evidence.lines.of("nccl.bench-rank", "gpu.bus")} - {""}
+    rates = {nvlink_rate(n) for n in names}
+    inside = rates.pop() if len(rates) == 1 else None
+    offered = nic_rate(evidence) if several else inside
+    if offered is None or min(r.rate for r in found) < SOUND * offered:
+        return None
+    worst = min(found, key=lambda r: r.rate)
+    return (
+        f"nccl-tests ended without a wrong value and reached {worst.rate:.4g} GB/s, "
+        f"{worst.rate / offered:.0%} of the {offered:.4g} GB/s that the "
+        f"{'NICs of a host' if several else 'NVLinks of a GPU'} offer; nothing wrong in what was "
+        "given."
+    )
+
+
+SOUND = 0.7
+"""Share of the hardware's rate that large messages reach on a sound machine."""

@@ -29,6 +29,9 @@ COMMUNICATION = re.compile(
 )
 _QUANTITIES = {"comm", "allgather", "reducescatter", "allreduce", "a2a", "p2p", "wait"}
 
+_BANDWIDTH = re.compile(r"\b(?:bus ?|alg ?)?bw\b|busbw|algbw|bandwidth", re.IGNORECASE)
+"""A bare number of that name is a rate, not a time."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -69,7 +72,7 @@ def one_share(event: Event, words: re.Pattern[str]) -> float | None:
             whole, unit = float(number), str(its_unit)
     total = 0.0
     for quantity, number, its_unit, name in rows:
-        if quantity not in _QUANTITIES or not words.search(str(name)):
+        if quantity not in _QUANTITIES or not words.search(str(name)) or _BANDWIDTH.search(name):
             continue
         if its_unit == "share":
             total += float(number)

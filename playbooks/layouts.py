@@ -79,7 +79,9 @@ def plan(evidence: Evidence) -> Plan | None:
         return None
     each = min(each, total)
     raw: dict[str, object] = {"world": total, "nodes": -(-total // each), "gpus_per_node": each}
-    axes = {a: int(known[a].number("value") or 1) for a in ("tp", "cp", "pp") if a in known}
+    axes: dict[str, int] = {
+        str(a): int(known[a].number("value") or 1) for a in ("tp", "cp", "pp") if a in known
+    }
     rest, odd = divmod(total, math.prod(axes.values()) or 1)
     if odd or rest < 1:
         return None

@@ -122,7 +122,7 @@ def _links(walk: _Walk) -> list[Link]:
     out = []
     for a, b in combinations([*walk.gpus, *walk.nics], 2):
         direct = a.nvlinks.get(b.pci, 0) if b.pci else 0
-        switches = {t for t in a.nvlinks if t not in by_pci} & {t for t in b.nvlinks}
+        switches = {t for t in a.nvlinks if t not in by_pci} & set(b.nvlinks)
         over = min(sum(d.nvlinks[t] for t in switches) for d in (a, b)) if switches else 0
         count = direct or over
         out.append(Link(a.name, b.name, "nvlink" if count else _kind(a, b), count or None))
@@ -137,7 +137,8 @@ def _paths(walk: _Walk) -> list[tuple[dict[str, Any], int]]:
         if own is None or len(known) < 2:
             continue
         path, node = min(known[:-1], key=lambda k: k[0])
-        told = {"what": "GPU" if one.name.startswith("GPU") else "NIC", "dev": one.index}
+        what = "GPU" if one.name.startswith("GPU") else "NIC"
+        told: dict[str, Any] = {"what": what, "dev": one.index}
         told |= {"own": round(own, 3), "path": round(min(path, own), 3)}
         told |= {"bridge": clean(node.attributes.get("busid", ""), 20)}
         told |= {"bridge_speed": clean(node.attributes.get("link_speed", ""), 20)}

@@ -78,9 +78,7 @@ def _fields(gpu: Node, index: int) -> dict[str, Any]:
         "temperature": _any(gpu, ("temperature", "gpu_temp")),
         "sm_clock": _any(gpu, ("clocks", "sm_clock")),
         "sm_clock_max": _any(gpu, ("max_clocks", "sm_clock")),
-        "power": _any(
-            gpu, *((p, n) for p in power for n in ("average_power_draw", "power_draw"))
-        ),
+        "power": _any(gpu, *((p, n) for p in power for n in ("average_power_draw", "power_draw"))),
         "power_limit": _any(
             gpu, *((p, n) for p in power for n in ("current_power_limit", "power_limit"))
         ),

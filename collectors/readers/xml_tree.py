@@ -34,7 +34,9 @@ class Node:
         """The first descendant along `path`."""
         node: Node | None = self
         for name in path:
-            node = None if node is None else next((c for c in node.children if c.name == name), None)
+            node = (
+                None if node is None else next((c for c in node.children if c.name == name), None)
+            )
         return node
 
     def say(self, *path: str) -> str:

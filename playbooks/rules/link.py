@@ -3,6 +3,7 @@
 In: Topologies and a Plan, both perhaps absent. Out: findings of
   link.tp-crosses-nodes    a tp group lies on several nodes
   link.tp-cp-contention    ... and cp traffic leaves by the same NIC: the narrower answer
+  link.axis-placement      cp or ep leaves its node although another order keeps it inside
   link.nvlink-missing      a tp group inside a node has pairs without NVLink, by construction
   link.nvlink-degraded     a GPU has fewer NVLinks than all its equals have among themselves
 A plan is judged by where its groups lie, never by its size alone; without a plan the absence of
@@ -12,6 +13,7 @@ NVLink is no fault. Data and pipeline groups that leave a node are normal.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -19,13 +21,14 @@ from collectors.topology.draw import short
 from collectors.topology.placement import better_orders, lay
 from playbooks import costs, knowledge, layouts
 from playbooks.finding import Finding, Item
+from playbooks.rules.link_box import degraded, link_item, odd_gpus, partial
 from playbooks.rules.naming import progressed
 from playbooks.words import count, label, spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from collectors.topology.graph import Link, Topology
+    from collectors.topology.graph import Topology
     from collectors.topology.placement import GroupPlacement, Placement
     from collectors.topology.plan import Plan
     from playbooks.evidence import Evidence
@@ -58,12 +61,12 @@ def _paid(evidence: Evidence, finding: Finding, policy: Policy) -> bool:
 def check(topologies: Sequence[Topology], plan: Plan | None, policy: Policy) -> list[Finding]:
     """Everything that topologies and plan decide."""
     known = sorted(topologies, key=lambda t: (t.host, t.source))
-    found = [f for t in known for f in _degraded(t, policy)]
+    found = [f for t in known for f in degraded(t, policy)]
     if plan is None:
-        found += [f for t in known for f in _partial(t, policy)]
+        found += [f for t in known for f in partial(t, policy)]
     if plan is not None:
         placement = lay(plan, known)
-        found += _crossing(placement)
+        found += _crossing(placement) or _displaced(placement)
         found += _missing(placement, policy)
     return found
 
@@ -188,6 +191,57 @@ def _crossing(placement: Placement) -> list[Finding]:
     return [contention, crossing.but(role="context", caused_by=contention.cause)]
 
 
+# --- a plan whose cp or ep leaves nodes that have room for it ---------------------------------
+
+
+def _displaced(placement: Placement) -> list[Finding]:
+    plan = placement.plan
+    better = better_orders(plan, 1)
+    for axis in ("cp", "ep"):
+        placed = placement.axes.get(axis)
+        if placed is None or not placed.crossing or not better:
+            continue
+        if placed.size > plan.gpus_per_node or not _fewer(plan, better[0], axis):
+            continue
+        group = placed.crossing[0]
+        told = any(t is not None for t in placement.topologies)
+        return [
+            Finding(
+                cause="link.axis-placement",
+                role="root",
+                confidence="certain" if told else "likely",
+                summary=(
+                    f"{label(axis, group.ranks)} lies on {len(group.nodes)} nodes "
+                    f"({len(placed.crossing)} of {count(len(placed.groups), f'{axis} group')} "
+                    f"cross), although order [{', '.join(better[0])}] keeps more of them inside"
+                ),
+                group=label(axis, group.ranks),
+                axis=axis,
+                where=f"{axis}-across-nodes",
+                evidence=(_plan_item(plan, group, axis),),
+                advice=_advice(plan, "link.axis-placement"),
+                excluded=(
+                    ("link.internode-too-slow", "another order takes the bytes off the network"),
+                    ("slow.comm-exposed", "the axis lies on the network"),
+                ),
+                formula=f"node(rank) = slot // gpus_per_node; {axis} {placed.size} <= "
+                f"{plan.gpus_per_node} GPUs a node, on {len(group.nodes)} nodes",
+            )
+        ]
+    return []
+
+
+def _fewer(plan: Plan, order: tuple[str, ...], axis: str) -> bool:
+    """Whether fewer groups of that axis leave their nodes in another order."""
+
+    def crossing(one: Plan) -> int:
+        return sum(len({one.node_of(r) for r in ranks}) > 1 for ranks in one.groups(axis))
+
+    sizes = {a: plan.sizes[a] for a in order}
+    other = replace(plan, order=order, sizes=sizes, rank_to_gpu=tuple(range(plan.world)))
+    return crossing(other) < crossing(plan)
+
+
 # --- a plan whose tp stays in a node that has no NVLink for it --------------------------------
 
 
@@ -226,94 +280,12 @@ def _missing(placement: Placement, policy: Policy) -> list[Finding]:
             ),
             group=label("tp", group.ranks),
             axis="tp",
-            evidence=(_plan_item(plan, group, "tp"), _link_item(topology, link)),
+            evidence=(_plan_item(plan, group, "tp"), link_item(topology, link)),
         )
     ]
 
 
 def _by_construction(topology: Topology, group: GroupPlacement, plan: Plan, policy: Policy) -> bool:
     """Whether the pairs lack NVLink as built: no GPU lost links that all its equals have."""
-    lost = {gpu for gpu, _, _ in _odd_gpus(topology, policy)}
+    lost = {gpu for gpu, _, _ in odd_gpus(topology, policy)}
     return not any(f"GPU{plan.gpu_of(rank)}" in lost for rank in group.ranks)
-
-
-def _link_item(topology: Topology, link: Link) -> Item:
-    place = topology.locators.get((link.a, link.b)) or topology.locators.get((link.b, link.a))
-    return Item(topology.source, place or "matrix", f"{link.a} and {link.b}: {short(link)}")
-
-
-def _partial(topology: Topology, policy: Policy) -> list[Finding]:
-    """Without a plan it is context only that NVLink joins some pairs of a node and not others."""
-    pairs = [x for x in topology.links if x.a.startswith("GPU") and x.b.startswith("GPU")]
-    joined = [x for x in pairs if x.kind == "nvlink"]
-    apart = [x for x in pairs if x.kind not in ("nvlink", "unknown")]
-    if not joined or not apart or _odd_gpus(topology, policy):
-        return []
-    return [
-        Finding(
-            cause="link.nvlink-missing",
-            role="context",
-            confidence="possible",
-            summary=(
-                f"on {topology.host} NVLink joins {len(joined)} of {len(pairs)} pairs of GPUs; "
-                "keep tp inside those"
-            ),
-            evidence=(_link_item(topology, joined[0]), _link_item(topology, apart[0])),
-        )
-    ]
-
-
-# --- a GPU with fewer NVLinks than its equals -------------------------------------------------
-
-
-def _odd_gpus(topology: Topology, policy: Policy) -> list[tuple[str, int, int]]:
-    """(GPU, its most links to any peer, links among the others) of GPUs below their equals.
-
-    Equals are the largest set of GPUs that are all joined by the same number of NVLinks; they have
-    to be a majority. A cube mesh or bridged pairs have no such set and yield nothing.
-    """
-    counts = {
-        frozenset((x.a, x.b)): (x.count or 0) if x.kind == "nvlink" else 0 for x in topology.links
-    }
-    gpus = [g.name for g in topology.gpus]
-    usual = max(counts.values(), default=0)
-    if not usual:
-        return []
-    degree = {
-        g: sum(counts.get(frozenset((g, h)), 0) == usual for h in gpus if h != g) for g in gpus
-    }
-    equals = [g for g in gpus if degree[g] == max(degree.values())]
-    whole = all(counts.get(frozenset(p), 0) == usual for p in combinations(equals, 2))
-    if not whole or len(equals) < policy.equal_gpus or 2 * len(equals) <= len(gpus):
-        return []
-    out = []
-    for gpu in gpus:
-        pairs = [counts[p] for h in equals if (p := frozenset((gpu, h))) in counts]
-        if gpu not in equals and pairs and max(pairs) < usual:
-            out.append((gpu, max(pairs), usual))
-    return out
-
-
-def _degraded(topology: Topology, policy: Policy) -> list[Finding]:
-    odd = _odd_gpus(topology, policy)
-    if not odd:
-        return []
-    names = ", ".join(f"{gpu} ({most})" for gpu, most, _ in odd)
-    usual = odd[0][2]
-    first = odd[0][0]
-    link = next(x for x in topology.links if first in (x.a, x.b) and "GPU" in x.a and "GPU" in x.b)
-    fine = next(x for x in topology.links if x.kind == "nvlink" and x.count == usual)
-    sure: Confidence = "certain" if all(most > 0 for _, most, _ in odd) else "likely"
-    return [
-        Finding(
-            cause="link.nvlink-degraded",
-            role="root",
-            confidence=sure,
-            summary=(
-                f"on {topology.host} {names} ha{'s' if len(odd) == 1 else 've'} fewer NVLinks "
-                f"to every peer than the {usual} that all other GPUs have among themselves"
-            ),
-            evidence=(_link_item(topology, link), _link_item(topology, fine)),
-            formula=f"NVLinks of {first} to a peer: {odd[0][1]} < {usual}",
-        )
-    ]

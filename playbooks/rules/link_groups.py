@@ -78,8 +78,8 @@ def _axis(evidence: Evidence, policy: Policy, axis: str, groups: list[Event]) ->
         root(
             _CAUSES[axis],
             "likely",
-            f"{len(crossing)} of {len(groups)} printed {axis} groups leave their hosts: {group} has "
-            f"{places}, although {len(ranks)} ranks fit on one host of {room}{cost}{slow}.",
+            f"{len(crossing)} of {len(groups)} printed {axis} groups leave their hosts: {group} "
+            f"has {places}, although {len(ranks)} ranks fit on one host of {room}{cost}{slow}.",
             [event, *told, *(e for e, _ in crossing[1:2])],
             where={"ep": "ep-across-nodes", "cp": "cp-across-nodes"}.get(axis),
             excluded=(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from playbooks.finding import Item
-from playbooks.rules.naming import broke, progressed, root
+from playbooks.rules.naming import progressed, root
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -187,5 +187,3 @@ def _modelled(evidence: Evidence, policy: Policy) -> list[Finding]:
             formula=f"modelled {path:.3g} / device {own:.3g} GB/s, reached {measured.rate:g} GB/s",
         )
     ]
-
-
