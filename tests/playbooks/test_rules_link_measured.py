@@ -1,4 +1,4 @@
-"""Links judged by numbers of tools: each kind sick, nearly sick, and without the deciding number."""
+"""Links by numbers of tools: each kind sick, nearly sick, and without the deciding number."""
 
 from __future__ import annotations
 
