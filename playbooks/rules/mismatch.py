@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,10 +100,58 @@ def _finding(evidence: Evidence, policy: Policy, calls: list[Call]) -> Finding:
     if decided and rest and not _follows(evidence.ledger, odd[0], policy):
         # Another operation with nothing after it may be one too many as well as one in place.
         other = odd[0].op != rest[0].op
+        guarded = _guarded(evidence, ranks, group.members, odd, rest)
+        if other and guarded:
+            return base.but(
+                cause="hang.collective-extra",
+                confidence="likely",
+                summary=(
+                    f"{ranks_words(ranks, capital=True)}, {guarded}, issued {odd[0].words()} "
+                    f"#{seq} of {group.label} from code of their own; the other members brought "
+                    f"{rest[0].words()} and will not come to it."
+                ),
+                excluded=(
+                    ("hang.collective-mismatch", "it comes from code that the others never run"),
+                    differ,
+                ),
+            )
         return base.but(excluded=(differ,), confidence="likely" if other else confidence)
     return base.but(
         excluded=(differ, ("hang.collective-extra", "no shift makes the sequences agree"))
     )
+
+
+def _guarded(
+    evidence: Evidence,
+    ranks: tuple[int, ...],
+    members: tuple[int, ...],
+    odd: list[Call],
+    rest: list[Call],
+) -> str | None:
+    """What the culprits are by role (rank 0, the first of each node), when code of a role that the
+    others never passed issued the operation: an `if rank == 0:` around a collective."""
+    own, others = _issuing(evidence, odd), _issuing(evidence, rest)
+    if None in own | others or own & others:
+        return None
+    if ranks == (min(members),):
+        return f"rank {ranks[0]} alone"
+    apart = {b - a for a, b in pairwise(ranks)}
+    (gap,) = apart if len(apart) == 1 else (0,)
+    if gap >= 2 and ranks[0] == min(members) and len(ranks) * gap == len(members):
+        return f"one of every {gap} ranks"
+    return None
+
+
+def _issuing(evidence: Evidence, calls: list[Call]) -> set[tuple[str, ...] | None]:
+    """Frames of the program that issued these calls; None for one whose dump does not tell them."""
+    column = evidence.collected.tables["collectives"].column("stack_id")
+    stacks = evidence.collected.tables["stacks"].column("frames")
+    out: set[tuple[str, ...] | None] = set()
+    for call in calls:
+        one = column[call.row].as_py()
+        told = stacks[one].as_py() if one is not None and 0 <= one < len(stacks) else None
+        out.add(tuple(f for f in told if "site-packages" not in f) if told else None)
+    return out
 
 
 def _sentence(

@@ -430,6 +430,33 @@ def test_another_operation_with_nothing_after_it_may_be_an_extra_one() -> None:
     assert "hang.collective-extra" not in dict(found.excluded)
 
 
+@pytest.mark.parametrize(
+    ("odd", "own", "cause"),
+    [
+        ((0,), ("refresh (cache.py:7)",), "hang.collective-extra"),
+        ((0, 4), ("refresh (cache.py:7)",), "hang.collective-extra"),
+        ((0, 4), ("step (loop.py:9)",), "hang.collective-mismatch"),
+        ((0, 3), ("refresh (cache.py:7)",), "hang.collective-mismatch"),
+        ((5,), ("refresh (cache.py:7)",), "hang.collective-mismatch"),
+    ],
+)
+def test_an_operation_from_code_of_a_role_is_one_too_many(
+    odd: tuple[int, ...], own: tuple[str, ...], cause: str
+) -> None:
+    """The first rank, or the first of each node, in code that the others never pass."""
+    job = Job(8, loose=True)
+    group = job.group("dp", *range(8))
+    for frames in (("step (loop.py:9)",), own):
+        job.rows["stacks"].append({"rank": 0, "frames": list(frames), "state": "issuing"})
+    for rank in range(8):
+        for seq in range(6):
+            job.call(rank, group, seq, 10.0 * seq, 10.0 * seq + 5, stack_id=0)
+        op, stack = ("barrier", 1) if rank in odd else ("all_reduce", 0)
+        job.call(rank, group, 6, 70.0, op=op, stack_id=stack)
+    (found,) = mismatch.rule(Evidence(job.collected()), Policy())
+    assert (found.cause, found.ranks) == (cause, odd)
+
+
 def test_a_rank_that_ended_well_by_itself_was_not_stuck() -> None:
     """It left while the others still waited for it, seconds before they were killed."""
     job = stalled(2, "other")
