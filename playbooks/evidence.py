@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from playbooks import knowledge, logs, resuming
+from playbooks.breakdown import Breakdown
 from playbooks.facts import End, Group, Raised, Stack, is_diag, worker_error
 from playbooks.finding import Item
 from playbooks.ledger import Ledger
 from playbooks.lines import Lines
 from playbooks.measures.view import Measures
 from playbooks.nccl import Nccl
+from playbooks.settings import Settings
 from playbooks.story import Story
 from playbooks.timeline import OpenPhase, Timeline
 from playbooks.waiting import WaitGraph, wait_graph
@@ -83,6 +85,16 @@ class Evidence:
     def measures(self) -> Measures:
         """Numbers, digests and ids that programs printed in words of their own."""
         return Measures(self)
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Phases of steps as lines and tables tell them."""
+        return Breakdown(self.lines)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What the job was set to do, as far as any line tells."""
+        return Settings(self.lines)
 
     @cached_property
     def nccl(self) -> Nccl:

@@ -195,6 +195,9 @@ class Policy:
     """Share of the usual clock below which a GPU with a throttle reason is slower than its peers.
     Higher blames GPUs for the spread that all have."""
 
+    held_clock: float = 0.75
+    """Share of its highest clock below which a hot or braked GPU is slow even where all are."""
+
     power_at_limit: float = 0.9
     """Share of its power limit from which a software power cap is normal under load."""
 
@@ -225,6 +228,64 @@ class Policy:
 
     balance_weight: float = 1e-3
     """Weight of a balancing loss from which it counts as configured."""
+
+    told_share: float = 0.1
+    """Share of the step by which the same unit leads its peers in at least three reports to be a
+    straggler. Lower takes the uneven work of one rank, such as logging, for slowness."""
+
+    work_follows: float = 0.85
+    """Correlation of compute with work from which unequal work is the reason. Lower blames work for
+    what a device does."""
+
+    stage_uneven: float = 1.15
+    """Work of a stage over the median of the others from which stages are uneven. Lower blames the
+    embedding and the head that every pipeline has."""
+
+    bubble_share: float = 0.2
+    """Share of the step that the schedule leaves idle from which it is a finding. Lower blames
+    every pipeline."""
+
+    offload_share: float = 0.35
+    """Share of the step in the CPU's optimizer and copies from which offload sets the pace."""
+
+    shard_share: float = 0.2
+    """Share of the step that a memory feature takes from which its need is questioned."""
+
+    shard_room: float = 0.8
+    """Share of the device that the less sharded layout may need. Higher risks running out."""
+
+    short_sequence: int = 8192
+    """Tokens up to which a sequence is short for context parallelism."""
+
+    exposed_share: float = 0.15
+    """Share of the step in exposed communication from which it is a finding."""
+
+    host_share: float = 0.3
+    """Share of the step that the device waits for launches from which the host sets the pace."""
+
+    expert_uneven: float = 1.4
+    """Tokens of the hottest rank over the mean from which experts are uneven. Lower blames the
+    fluctuation that every router has."""
+
+    expert_uneven_one: float = 2.0
+    """The same for single experts, which vary more than ranks."""
+
+    few_cores: float = 2.0
+    """Cores for each process that shares a mask, below which the mask is too small."""
+
+    gc_share: float = 0.05
+    """Share of the time in collections of garbage from which they are a finding."""
+
+    long_kernel: float = 50.0
+    """Microseconds of a kernel beyond which launching is no limit by itself, and gaps come from
+    synchronisation."""
+
+    comm_row: float = 3.0
+    """Collectives in a row, without compute between them, from which they could have begun earlier.
+    Lower blames those of tensor parallelism, whose result the next kernel needs."""
+
+    hidden_share: float = 0.5
+    """Share of communication that runs behind compute above which overlap works."""
 
     short_kernel: float = 0.5
     """A rank came last when its communication kernel takes at most this share of the median one.

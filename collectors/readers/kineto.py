@@ -3,8 +3,8 @@
 In: the JSON object of any era (categories "Kernel", "kernel"; times in us, absolute or relative to
 baseTimeNanoseconds; process-group arguments or none). Out: rows of `steps`, of `phases` (data), and
 one log_events row of kind kineto.rank {rank, world, steps, step_us, data_us, compute_us, device_us
-(see kineto_kernels), groups {process group|operation: [duration in us, ...]}}. Memory does not grow
-with the file but for a few bytes a kernel.
+(see kineto_kernels), gaps_us (see kineto_gaps), groups {process group|operation: [duration in us,
+...]}}. Memory does not grow with the file but for a few bytes a kernel.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from collectors.collected import Reading, Source
+from collectors.readers.kineto_gaps import Gaps
 from collectors.readers.kineto_kernels import COMMUNICATION, COMPUTE, MEMORY, Kernels, communicates
 from collectors.readers.kineto_stream import Stream
 
@@ -33,6 +34,7 @@ _CATEGORIES = {
     **dict.fromkeys(
         ("user_annotation", "python_annotation", "cpu_op", "Operator", "operator"), "annotation"
     ),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime"), "call"),
 }
 
 
@@ -51,6 +53,7 @@ class _Rank:
         self.data: list[tuple[float, float]] = []
         self.groups: dict[str, list[float]] = defaultdict(list)
         self.kernels = Kernels()
+        self.gaps = Gaps()
         self.kept = 0
 
     def feed(self, event: dict[str, Any]) -> None:
@@ -67,6 +70,8 @@ class _Rank:
             self._kernel(event, name, start, float(length))
         elif known == "copy":
             self.kernels.add(MEMORY, start, float(length))
+        elif known == "call":
+            self.gaps.call(name, start, event.get("args"))
         else:
             self._annotation(name, start, float(length))
 
@@ -74,11 +79,15 @@ class _Rank:
         step = _STEP.match(name) if name.startswith("Pro") else None
         if step and len(self.steps) < _KERNELS:
             self.steps.setdefault(int(step.group(1)), (start, length))
+        elif name == "aten::item":
+            self.gaps.items += 1
         elif "DataLoader" in name and "__next__" in name and len(self.data) < _KERNELS:
             self.data.append((start, length))
 
     def _kernel(self, event: dict[str, Any], name: str, start: float, length: float) -> None:
-        if not communicates(name):
+        comm = communicates(name)
+        self.gaps.kernel(start, length, event.get("args"), comm=comm)
+        if not comm:
             self.kernels.add(COMPUTE, start, length)
             return
         args = event.get("args")
@@ -158,6 +167,7 @@ def _rows(reading: Reading, rank: _Rank, own: int | None, head: dict[str, Any]) 
         "data_us": round(inside, 3),
         "compute_us": compute,
         "device_us": device,
+        "gaps_us": rank.gaps.numbers(),
         "groups": dict(rank.groups),
     }
     total = sum(sum(v) for v in rank.groups.values())

@@ -41,6 +41,7 @@ In: any text. Out: log_events rows (fields as JSON; a number the line lacks is a
 | train.step | step, steps, loss, grad_norm, loss_scale, learning_rate, tokens_per_s, |
 |   | samples_per_s, step_time (s), data_time (s), mfu, skipped, nan_iterations |
 | train.epoch-end, .validation | epoch, batches; |
+| train.timing | who, step, step_s, values, lists: see timings |
 | train.size | parameters, vocab, sequence, micro_batch: said in prose |
 | train.caught | message, oom: an error that the program caught and went on from |
 | rank.progress, .waiting, .pid | done, total, what; what; rank, local_rank, pid |
@@ -64,7 +65,9 @@ from collectors.collected import Reading, Source
 from collectors.readers.logs import (
     c10d_lines,
     config_lines,
+    gpu_blocks,
     gpu_bus,
+    host_lines,
     kernel_lines,
     launcher_lines,
     link_lines,
@@ -74,9 +77,12 @@ from collectors.readers.logs import (
     node_lines,
     node_tables,
     progress_lines,
+    setting_lines,
     size_lines,
     story_lines,
     times,
+    timing_tables,
+    timings,
     trainer_lines,
 )
 from collectors.readers.logs.blocks import Summary, Tracebacks
@@ -137,6 +143,10 @@ class _Scanner:
         self.measurements = Measurements(reading.source.path)
         self.bus = gpu_bus.Bus()
         self.links = link_lines.Links()
+        self.gpus = gpu_blocks.Blocks()
+        self.settings = setting_lines.Settings()
+        self.timings = timings.Scanner()
+        self.timing_tables = timing_tables.Tables(self.timings)
 
     def feed(self, number: int, raw: str) -> None:
         """One line of the file."""
@@ -177,6 +187,7 @@ class _Scanner:
             self._event(at, "gpu.bus", told)
         for kind, told in self.links.feed(text):
             self._event(line, kind, told)
+        self._paced(line)
         kinds: set[str] = set()
         for one in [r for r in RULES if r.needle in text]:
             if one.kind in kinds or (kinds and one.kind in _QUIET):
@@ -192,6 +203,21 @@ class _Scanner:
             self._world(one.kind, fields.get("world_size"))
             self._event(line, one.kind, fields)
         self._own_words(line, kinds, ends_traceback)
+
+    def _paced(self, line: Line) -> None:
+        """Numbers of phases, work and devices that the line tells, in a table or in words."""
+        told = self.timing_tables.feed(line.text)
+        if told is None and not self.timing_tables.inside(line.text):
+            told = self.timings.feed(line.text)
+        if told is not None:
+            self._event(line, "train.timing", told)
+        for at, sample in self.gpus.feed(line):
+            self._event(at, "gpu.sample", sample)
+        for setting in self.settings.feed(line.text):
+            self._event(line, "train.setting", setting)
+        found = host_lines.read(line.text)
+        if found is not None:
+            self._event(line, *found)
 
     def _own_words(self, line: Line, kinds: set[str], ends_traceback: bool) -> None:
         """Progress and whatever else a program says in words that no rule knows."""
@@ -233,6 +259,8 @@ class _Scanner:
             self._failure(failure)
         for at, told in self.bus.close():
             self._event(at, "gpu.bus", told)
+        for at, sample in self.gpus.close():
+            self._event(at, "gpu.sample", sample)
 
 
 def read(artifact: Artifact) -> Reading:

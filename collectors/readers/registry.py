@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from collectors.readers import (
     error_file,
     flight_recorder,
+    inspector,
     kineto,
     log,
     nccl_topology,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 READERS: tuple[Reader, ...] = (
     error_file,
+    inspector,
     kineto,
     flight_recorder,
     plan_file,

@@ -27,9 +27,7 @@ from playbooks.rules import (
     numeric_runs,
     numeric_samples,
     numeric_tokens,
-    profiled,
     slow_logs,
-    slow_pauses,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +51,6 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     link_groups.rule,
     link_rate.rule,
     slow_logs.rule,
-    slow_pauses.rule,
     numeric_logs.rule,
     numeric_copies.rule,
     numeric_samples.rule,
@@ -61,7 +58,6 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     numeric_aux.rule,
     numeric_tokens.rule,
     numeric_runs.rule,
-    profiled.rule,
 )
 
 

@@ -23,7 +23,49 @@ if TYPE_CHECKING:
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Saves, then recompiles."""
-    return [*(_saves(evidence, policy) or _timed(evidence, policy)), *_recompiles(evidence, policy)]
+    pauses = _saves(evidence, policy) or _timed(evidence, policy) or _told(evidence, policy)
+    return [*pauses, *_recompiles(evidence, policy)]
+
+
+def _told(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Saves or evaluations whose lines tell how long they took, against the time of the steps."""
+    steps = evidence.lines.of("train.step")
+    times = [t for e in steps if (t := e.number("step_time")) is not None]
+    numbers = [int(n) for e in steps if (n := e.number("step")) is not None]
+    for what in ("checkpoint", "evaluation"):
+        told: dict[object, tuple[float, Event]] = {}
+        for event in evidence.lines.of("train.pause"):
+            took = event.number("seconds")
+            if event.text("what") == what and took is not None:
+                key = event.fields.get("step", event.item.locator)
+                told[key] = max(told.get(key, (0.0, event)), (took, event), key=lambda p: p[0])
+        pauses = [t for t, _ in told.values()]
+        if len(pauses) < 2 or len(times) < 4 or len(numbers) < 4:
+            continue
+        usual = median(times)
+        working = usual * (max(numbers) - min(numbers))
+        share = sum(pauses) / (sum(pauses) + working) if working > 0 else 0.0
+        if share < policy.pause_share or median(pauses) < usual:
+            continue
+        return [
+            root(
+                "slow.checkpoint-stall",
+                "likely",
+                f"{len(pauses)} {what} pauses of about {seconds(median(pauses))} take "
+                f"{share:.0%} of "
+                "the time.",
+                [e for _, e in list(told.values())[:3]],
+                where=what,
+                excluded=(
+                    ("slow.gc-pauses", f"the pauses are those of a {what}"),
+                    ("hang.slow-not-dead", "no timeout expired"),
+                    ("slow.data-bound", "steps between the pauses are even"),
+                ),
+                formula=f"{seconds(sum(pauses))} / ({seconds(sum(pauses))} + {seconds(working)}) = "
+                f"{share:.0%}",
+            )
+        ]
+    return []
 
 
 def _timed(evidence: Evidence, policy: Policy) -> list[Finding]:

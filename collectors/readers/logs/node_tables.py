@@ -1,4 +1,4 @@
-"""Tables that stand in text of any kind: `nvidia-smi --query-gpu`, dmon, ibstat, ranks x phases.
+"""Tables that stand in text of any kind: `nvidia-smi --query-gpu`, dmon, ibstat.
 
 In: lines, one after another. Out: (kind, fields) for each row that is complete.
 
@@ -8,7 +8,6 @@ In: lines, one after another. Out: (kind, fields) for each row that is complete.
 |   | power_limit, utilization, width, width_max, gen, gen_max, memory_used, mig |
 | ib.port | device, state, physical, rate (Gb/s), layer |
 | nvlink.link | gpu, link, speed (GB/s, 0 when inactive) |
-| train.breakdown | rank, phases {column: value}: times in whatever unit the table has |
 """
 
 from __future__ import annotations
@@ -57,9 +56,6 @@ _TEXT = {"name", "pci", "mig"}
 _DMON = {"gpu": "index", "pwr": "power", "gtemp": "temperature", "sm": "utilization"}
 _DMON |= {"pclk": "sm_clock"}
 _QUERY = re.compile(r"--query-gpu[= ]([\w.,]+)")
-_PHASES = re.compile(
-    r"data|load|input|fwd|forward|bwd|backward|opt|optim|wait|comm|sync|compute|step|total|grad"
-)
 _FIELDS = 64
 
 
@@ -204,36 +200,11 @@ class _Nvlink:
         return [("nvlink.link", {"gpu": self.gpu, "link": int(found.group(2)), "speed": speed})]
 
 
-class _Ranks:
-    """A table whose first column is the rank and whose others are times of phases."""
-
-    def __init__(self) -> None:
-        self.columns: list[str] = []
-
-    def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
-        if not self.columns and "rank" not in text[:12].lower():
-            return []
-        cells = re.split(r"[\s|]+", text.strip(" \t|"))
-        if cells and cells[0].lower() == "rank":
-            names = [c.lower() for c in cells]
-            known = sum(bool(_PHASES.search(c)) for c in names[1:])
-            self.columns = names[:_FIELDS] if known >= 2 else []
-            return []
-        if not self.columns or not cells[0].isdecimal() or len(cells[0]) > 7:
-            return []
-        if len(cells) != len(self.columns):
-            return []
-        values = {c: _value(c, v) for c, v in zip(self.columns[1:], cells[1:], strict=True)}
-        if any(v is None for v in values.values()):
-            return []
-        return [("train.breakdown", {"rank": int(cells[0]), "phases": values})]
-
-
 class Tables:
     """All of them for one file."""
 
     def __init__(self) -> None:
-        self.parts = (_Smi(), _Dmon(), _Ibstat(), _Nvlink(), _Ranks())
+        self.parts = (_Smi(), _Dmon(), _Ibstat(), _Nvlink())
 
     def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         """Rows that this line completes."""

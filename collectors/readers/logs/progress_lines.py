@@ -50,7 +50,7 @@ _SECONDS = (
     (re.compile(rf"\biter(?:ation)? time \(s\):? {_N}"), 1.0),
     (re.compile(rf"{_N} ?s(?:ec)?/(?:step|iter|it|upd|batch)\b"), 1.0),
     (re.compile(rf"\b(?:time/step|step[_ ]time|train_wall|Time)\b[\s:=]*{_N}"), 1.0),
-    (re.compile(rf"(?:^|[|,\s]){_N} s(?=\s*(?:$|\|))"), 1.0),
+    (re.compile(rf"(?:^|[|,\s])(?<!data )(?<!wait )(?<!load ){_N} s(?=\s*(?:$|\|))"), 1.0),
 )
 _RATE = re.compile(rf"{_N} ?it/s\b")
 _BYTES = r"(\d[\d.]*) ?([KMGT]i?)B?(?![\w/])"
