@@ -143,7 +143,16 @@ def _is_part(word: str, before: str) -> bool:
     return _PARTS.match(word) is not None and not _WHOLE.match(low)
 
 
+_MEASURED = re.compile(
+    r"(?i)(?:^|[\s_(])(?:ms|us|s|secs?|seconds|msec|time|mhz|temp\w*|watts?|power|util\w*|clocks?)"
+    r"(?=$|[\s_)])"
+)
+"""A unit or gauge: "data_ms" is a time, not data, and "W temp" no weight."""
+
+
 def _best(text: str, words: list[str]) -> str:
+    if _MEASURED.search(text):
+        return "step_time"
     if re.search(r"(?i)loss[ _-]scale", text):
         return "scale"
     if re.search(r"(?i)learning[ _-]?rate", text):
