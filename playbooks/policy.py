@@ -175,6 +175,12 @@ class Policy:
     cured_rate: float = 2.0
     """Times that one run of a test has to be faster than another to show that a setting cures."""
 
+    congested_packets: int = 1000
+    """Growth from which a counter of marks, pauses or retransmits is more than the usual few."""
+
+    congested_spread: float = 1.25
+    """90th over 10th percentile of rates from which a fabric's load is seen in the job."""
+
     axis_cost: float = 0.05
     """Share of the step from which an axis on the wrong links is a finding (the taxonomy's 5 %)."""
 

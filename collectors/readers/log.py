@@ -49,7 +49,7 @@ In: any text. Out: log_events rows (fields as JSON; a number the line lacks is a
 | job.exit, slurm.state | exit_code, what; job, state, exit_code, signal |
 | train.overflow, .world, .done | scale, reduced; rank, world_size |
 
-| gpu.bus, nccl.bench, net.port, ... | see gpu_bus, link_lines |
+| gpu.bus, nccl.bench, net.port, link.counter | see gpu_bus, link_lines, counter_lines |
 | nccl-info.version, .env, .bootstrap, .socket, .ib, .net, .gdr, .channel, .comm, ... | INFO |
 | nccl.completion-error, .verbs-failed, .connect-failed, .shm-failed, ... | failures |
 | node, table and trainer kinds | see node_lines, node_tables, trainer_lines |
@@ -65,6 +65,7 @@ from collectors.collected import Reading, Source
 from collectors.readers.logs import (
     c10d_lines,
     config_lines,
+    counter_lines,
     gpu_blocks,
     gpu_bus,
     host_lines,
@@ -111,7 +112,7 @@ _BINARY = 0.05
 _TEXT = 4096
 """Characters of a line that patterns see; they cost up to the square of it, and no known line is
 longer."""
-_HOSTED = ("nccl.", "nccl-info.", "ib.", "gpu.")
+_HOSTED = ("nccl.", "nccl-info.", "ib.", "gpu.", "link.")
 """Families whose `host` field is the host of the line itself."""
 _MAY_BE_CAUGHT = {"oom.cuda", "oom.cpu", "oom.library"}
 _QUIET = {"nccl.error", "train.world"}
@@ -147,6 +148,7 @@ class _Scanner:
         self.settings = setting_lines.Settings()
         self.timings = timings.Scanner()
         self.timing_tables = timing_tables.Tables(self.timings)
+        self.counters = counter_lines.Counters()
 
     def feed(self, number: int, raw: str) -> None:
         """One line of the file."""
@@ -185,6 +187,8 @@ class _Scanner:
             self._event(line, "config.value", told)
         for at, told in self.bus.feed(line):
             self._event(at, "gpu.bus", told)
+        for told in self.counters.feed(text):
+            self._event(line, "link.counter", told)
         for kind, told in self.links.feed(text):
             self._event(line, kind, told)
         self._paced(line)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collectors.topology.graph import Link, Topology
 
 _SHORT = {
+    "xgmi": "XGMI",
     "pcie-switch": "PIX",
     "pcie-switches": "PXB",
     "host-bridge": "PHB",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 KINDS = {
     "nvlink": 0,
+    "xgmi": 0,
     "pcie-switch": 1,
     "pcie-switches": 2,
     "host-bridge": 3,
@@ -18,7 +19,7 @@ KINDS = {
     "network": 6,
     "unknown": 7,
 }
-"""Kinds of link from near to far: NV#, PIX, PXB, PHB, NODE, SYS of `nvidia-smi topo -m`."""
+"""Kinds of link from near to far: NV# (AMD: XGMI), PIX, PXB, PHB, NODE and SYS of `topo -m`."""
 
 
 @dataclass(frozen=True)

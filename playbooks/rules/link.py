@@ -249,7 +249,7 @@ def _missing(placement: Placement, policy: Policy) -> list[Finding]:
     tp = placement.axes.get("tp")
     if tp is None or tp.crossing:
         return []
-    slow = [g for g in tp.groups if g.worst not in ("nvlink", "network", "unknown")]
+    slow = [g for g in tp.groups if g.worst not in ("nvlink", "xgmi", "network", "unknown")]
     if not slow:
         return []
     group = max(slow, key=lambda g: len(g.ranks))

@@ -11,7 +11,6 @@ In: lines, one after another. Out: (kind, fields) of what a line tells.
 | net.measured | rate (Gb/s), tool: what iperf or perftest reached |
 | comm.rate | rate (GB/s), text: words before the number, which say of what |
 | group.listed | axis, ranks, hosts: the members of one group of an axis |
-| nvlink.errors | gpu, link, counter, value |
 """
 
 from __future__ import annotations
@@ -45,10 +44,6 @@ _GROUP = re.compile(
     re.IGNORECASE,
 )
 _AXES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "context": "cp", "expert": "ep"}
-_GPU = re.compile(r"^GPU (\d{1,4}): .*UUID")
-_ERRORS = re.compile(
-    r"^\s*Link (\d{1,3}): ((?:Replay|Recovery|CRC\w*|ECC)(?: \w+){0,3}? Errors?): (\d{1,18})"
-)
 _RATES = 4000
 _BEFORE = 90
 
@@ -59,7 +54,6 @@ class Links:
     def __init__(self) -> None:
         self.table = 0
         self.device = ""
-        self.gpu: int | None = None
         self.rates = 0
         self.perftest = False
 
@@ -104,13 +98,6 @@ class Links:
         return [("nccl.bench", {**told, "wrong": bool(wrong)})]
 
     def _port(self, text: str) -> list[tuple[str, dict[str, Any]]]:
-        found = _GPU.match(text)
-        if found:
-            self.gpu = int(found[1])
-            return []
-        if self.gpu is not None and (found := _ERRORS.match(text)):
-            told = {"gpu": self.gpu, "link": int(found[1]), "counter": found[2]}
-            return [("nvlink.errors", {**told, "value": int(found[3])})]
         if "ethtool" in text or text.startswith("Settings for"):
             found = _DEVICE.search(text)
             self.device = found[1] if found else ""
