@@ -49,6 +49,18 @@ class _Sum:
     """What is to be done with the sum."""
 
 
+@dataclass(frozen=True)
+class _Landing:
+    """A copy to the host under way."""
+
+    source: Tensor
+    """It must live until the mark is passed."""
+    landed: Tensor
+    mark: Mark
+    then: Callable[[Tensor], Tensor]
+    """What is to be done with what has landed."""
+
+
 class ShardedReplicas:
     """All parameters of this rank under ZeRO; takes the place of GradientBuckets."""
 
@@ -66,8 +78,7 @@ class ShardedReplicas:
             path: start for unit in self.buckets for path, start in unit.starts.items()
         }
         self._under_way: deque[_Sum] = deque()
-        self._landing: deque[tuple[Unit, Tensor, Tensor, Mark]] = deque()
-        """Copies to the host: whose, of what (it must live until then), where, and when."""
+        self._landing: deque[_Landing] = deque()
         for unit in self.buckets:
             for p in unit.parameters:
                 hook = partial(self._arrived, unit)
@@ -159,7 +170,9 @@ class ShardedReplicas:
         flat = unit.take(self.sharing.wire)
         summed = flat.new_empty(unit.share)
         unit.passes -= 1
-        then = self._keep if unit.passes or unit.replica.group is None else self._over_replicas
+        then = self._add if unit.stage > 1 else self._replace  # stage 1: comes once
+        if not unit.passes and unit.replica.group is not None:
+            then = self._over_replicas
         work = unit.axis.reduce_scatter(summed, flat, wait=False)
         self._under_way.append(_Sum(work, unit, summed, flat, then))
         self._settle(keep=_OUTSTANDING)
@@ -171,19 +184,27 @@ class ShardedReplicas:
             self._land(keep=0)
             before = unit.gradient.to(summed.device, non_blocking=True)
             whole = (before + summed).to(summed.dtype)
-            unit.gradient.zero_()
         work = unit.replica.all_reduce(whole, wait=False)
-        self._under_way.append(_Sum(work, unit, whole, summed, self._keep))
+        self._under_way.append(_Sum(work, unit, whole, summed, self._replace))
 
-    def _keep(self, unit: Unit, summed: Tensor) -> None:
-        """Add a sum to the share's gradient, where that lives."""
+    def _add(self, unit: Unit, summed: Tensor) -> None:
+        """A sum over one backward, for the share's gradient, where that lives."""
         if unit.hosted:
-            self._landing.append((unit, summed, *self.lane.to_host(summed)))
-            self._land(keep=_OUTSTANDING)
-        elif unit.stage == 1:  # comes once, to where this rank's own part of it lay
-            unit.gradient.copy_(summed)
+            self._take_down(summed, unit.gradient.add_)
         else:
             unit.gradient += summed
+
+    def _replace(self, unit: Unit, summed: Tensor) -> None:
+        """The step's whole sum, for the share's gradient, where that lives."""
+        if unit.hosted:
+            self._take_down(summed, unit.gradient.copy_)
+        else:
+            unit.gradient.copy_(summed)
+
+    def _take_down(self, summed: Tensor, then: Callable[[Tensor], Tensor]) -> None:
+        """Begin to copy a sum to the host, where `then` takes it."""
+        self._landing.append(_Landing(summed, *self.lane.to_host(summed), then))
+        self._land(keep=_OUTSTANDING)
 
     def _settle(self, keep: int) -> None:
         """End all but the `keep` newest sums; what follows one may begin another."""
@@ -194,8 +215,8 @@ class ShardedReplicas:
             one.then(one.unit, one.summed)
 
     def _land(self, keep: int) -> None:
-        """Add what has come to the host, but for the `keep` newest copies."""
+        """Take what has come to the host, but for the `keep` newest copies."""
         while len(self._landing) > keep:
-            unit, _summed, landed, mark = self._landing.popleft()
-            mark.hold_host()
-            unit.gradient += landed
+            one = self._landing.popleft()
+            one.mark.hold_host()
+            one.then(one.landed)
