@@ -162,8 +162,8 @@ class ParallelConfig:
     """Sequence parallelism beside tp: norms and residual stream hold a shard of the sequence."""
     zero: int = field(default=0, metadata={"choices": (0, 1, 2, 3)})
     """What replicas share instead of each holding it whole: 1 optimizer states, 2 also gradients,
-    3 also parameters (ZeRO, arXiv:1910.02054); 0 nothing. Parameters that only enter matrix products
-    are gathered in train.dtype, also where that is bfloat16 or float16."""
+    3 also parameters (ZeRO, arXiv:1910.02054); 0 nothing. What only enters matrix products is
+    gathered in train.dtype, also where that is bfloat16 or float16."""
     replicate: int = 1
     """Replicas of the shared state under zero (hybrid sharding): the data axis (dp and cp) of D
     ranks is cut into groups of D / replicate neighbours that share, and gradients are summed over
