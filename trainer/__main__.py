@@ -81,8 +81,14 @@ def _train(config: Config, rank: int, world: int) -> int:
     began = time.perf_counter()
     since: list[StepResult] = []
     first: StepResult | None = None
+    fault = trainer.built.fault
     for number in range(begin, config.train.steps):
-        since.append(trainer.step(number))
+        if not fault.goes_on(number):
+            break
+        result = fault.around(trainer.step, number)
+        if result is None:
+            continue
+        since.append(result)
         first = first or since[-1]
         if metrics:
             metrics.write(since[-1])

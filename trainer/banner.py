@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trainer import rate, stages
 from trainer.groups import divide, ep_is_far, rows
 from trainer.layout import microbatches, resolve
+from trainer.limits.faults import where
 from trainer.parallel import drawing, schedule, timeline
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def _switches(trainer: Trainer) -> list[tuple[str, str]]:
             "fault",
             "none"
             if faults.kind == "none"
-            else f"{faults.kind} on rank {faults.rank} from step {faults.step}, on purpose",
+            else f"{faults.kind} on {where(faults)} from step {faults.step}, on purpose",
         ),
     ]
 

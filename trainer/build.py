@@ -83,9 +83,10 @@ def build(config: Config, layout: Layout, mesh: Mesh, device: torch.device) -> B
     """Cut the model into stages, split it over tp, fill it, and lay its gradients into buckets."""
     cut = whole_cut(config, layout, mesh)
     count = microbatches(config, layout)
-    fault = faults.make(config.faults, mesh.rank, device)
+    fault = faults.make(config.faults, mesh.rank, device, mesh)
     schedules = schedule.make(config.parallel.schedule, layout.pp, count, config.parallel.virtual)
     layers, costs = stages.decide(config, layout, list(cut.chain), schedules, mesh, device)
+    faults.check(config.faults, mesh, cut.chain, layers)
     held = pipeline.own_stages(list(cut.chain), mesh["pp"], layers)
     own = [(path, cut.chain[path]) for paths in held.values() for path in paths]
     parameters = cut.occupy(own, config, mesh, device)

@@ -284,22 +284,37 @@ class FaultConfig:
         default="none",
         metadata={
             "choices": (
-                "none",
-                "rank-dies",
-                "rank-stalls",
-                "collective-mismatch",
-                "straggler",
-                "oom",
+                *("none", "rank-dies", "rank-stalls", "straggler"),
+                *("slow-forward", "slow-backward", "slow-data", "slow-stage"),
+                *("collective-mismatch", "collective-dtype", "collective-order"),
+                *("collective-extra", "collective-missing"),
+                *("rank0-collective", "rank0-work", "uneven-inputs", "exception-swallowed"),
+                *("oom", "leak", "nan", "replicas-apart", "sum-not-mean", "no-set-epoch"),
+                *("router-collapse", "capacity-overflow"),
             )
         },
     )
-    """What goes wrong."""
+    """What goes wrong. rank-dies: SIGKILL in a step; rank-stalls: reading data blocks; straggler:
+    slow in forward and backward (slow-forward, slow-backward: in one; slow-data: in reading;
+    slow-stage: all ranks of a pp stage). collective-*: a rank joins the world's sum with another
+    shape (mismatch) or dtype, too early (order), after one more (extra) or not at all (missing).
+    rank0-*: rank 0 alone enters a barrier (collective), or writes while all wait (work).
+    uneven-inputs: a dp index has fewer batches and leaves; exception-swallowed: an error is caught
+    and the batch skipped. oom: one absurd allocation; leak: memory grows each step. nan: in the
+    output of faults.module; replicas-apart: a replica does not take the gradients' sum;
+    sum-not-mean: gradients too large by the replicas (dp x cp); no-set-epoch: epochs have one
+    order; router-collapse: a few experts get all; capacity-overflow: experts have few places."""
     rank: int = 0
-    """Global rank on which it goes wrong."""
+    """Global rank on which it goes wrong; 0 where all ranks do."""
     step: int = 0
-    """Step (from 0) at which it goes wrong; a straggler stays slow from there on."""
+    """Step (from 0) at which it goes wrong; what is slow, leaks or is wrong stays so."""
     seconds: float = 0.0
-    """Length of a stall, or extra time a forward or backward; 0: the fault's own default."""
+    """Length of a stall or of rank 0's work, or extra time a forward, backward or step; 0: the
+    fault's own default."""
+    bytes: int = 0
+    """What leaks a step; 0: 16 MiB."""
+    module: str = ""
+    """Path of the module of kind nan, on faults.rank, such as layers.1.mlp; empty: its last."""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,8 @@ class Loader:
         """Samples in an epoch."""
         self.locate: Callable[[Path], Path] = as_named
         """Where a shard really lies: the seam for a cache, a mirror, or a fault."""
+        self.order_of: Callable[[int], int] = as_numbered
+        """Which order an epoch has: the seam for a fault."""
 
     def load(self, step: int, dp_index: int, dp_size: int) -> list[Microbatch]:
         """This rank's microbatches of `step`; those of all dp ranks are the global batch, in order.
@@ -110,7 +112,7 @@ class Loader:
     def window(self, number: int) -> int:
         """Which window sample `number` of training is."""
         epoch, position = divmod(number, self.trained)
-        return self._place(shuffled(position, self.trained, self.seed, epoch))
+        return self._place(shuffled(position, self.trained, self.seed, self.order_of(epoch)))
 
     def held_window(self, number: int) -> int:
         """Which window sample `number` of evaluation is."""
@@ -184,6 +186,11 @@ def require(loader: Loader, evaluated: int) -> None:
         found.append(str(error))
     if found:
         raise ConfigError(found)
+
+
+def as_numbered(epoch: int) -> int:
+    """Every epoch has an order of its own."""
+    return epoch
 
 
 def as_named(shard: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trainer.config import ALWAYS, AXES
 from trainer.limits import checkpoint as checkpoint_limits
 from trainer.limits import data as data_limits
-from trainer.limits import expert, numbers, sharing, stages
+from trainer.limits import expert, faults, numbers, sharing, stages
 
 if TYPE_CHECKING:
     from trainer.config import Config, ModelConfig
@@ -66,6 +66,7 @@ def problems(config: Config, world: int) -> list[str]:
         found += sharing.replicate_problems(config, layout)
     found += stages.list_problems(config, layout)
     found += checkpoint_limits.problems(config)
+    found += faults.problems(config, layout)
     order = config.mesh.order
     needed = [axis for axis in AXES if axis in ALWAYS or layout.size(axis) > 1]
     if set(needed) - set(order) or set(order) - {*AXES, "ep"} or len(set(order)) < len(order):

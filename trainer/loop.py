@@ -127,6 +127,7 @@ class Trainer:
         self.predicted_bubble = timeline.bubble(self.built.schedules, self.built.costs)
         self.optimizer = optim.adamw(self.built.pieces, config.optim, self.built.shapes)
         self.scale = LossScale(config.scale, on=config.train.dtype == "float16")
+        self.built.fault.install(self)
 
     def step(self, number: int) -> StepResult:
         """Run optimizer step `number`."""
@@ -139,7 +140,7 @@ class Trainer:
             scale = self.scale.value
             for router in self.built.routers:
                 router.scale = scale
-            own_loss = self.built.pipeline.run(batches, tokens / scale)
+            own_loss = self.built.pipeline.run(batches, self.built.fault.divisor(tokens) / scale)
             with annotate.phase("communication"):
                 self.built.buckets.finish()
                 self.built.partial.finish()
@@ -229,9 +230,8 @@ class Trainer:
         values[4] = times.span if self.mesh["pp"].index == 0 else 0.0
         values[5 + self.mesh.rank] = held_memory(self.device)
         values[known:] = load if first else 0.0
-        values = self.built.fault.reduced(values)
         with annotate.phase("communication"):
-            self.mesh.sum_over_world(values)
+            values = self.built.fault.over_world(values, self.mesh)
         return _Sums(
             loss=values[0] / tokens,
             norm=values[1].sqrt(),

@@ -45,6 +45,7 @@ _ZERO_IS_FINE = {
     "faults.rank",
     "faults.step",
     "faults.seconds",
+    "faults.bytes",
 }
 _BELOW_ONE = {
     "optim.beta1",

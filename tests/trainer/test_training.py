@@ -16,6 +16,7 @@ from collectors import annotate
 from tests.trainer.recorder import Recorder
 from trainer import banner, faults, progress
 from trainer.config import FaultConfig
+from trainer.faults import slow
 from trainer.loop import Trainer
 from trainer.settings import load
 
@@ -169,7 +170,7 @@ def test_a_straggler_computes_in_every_forward_and_backward_from_its_step_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count(0.0, 0.01)
-    monkeypatch.setattr(faults.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(slow.time, "perf_counter", lambda: next(clock))
     fault = faults.make(FaultConfig(kind="straggler", step=1, seconds=0.05), 0, CPU)
     run = trainer("train.steps=1")
     looks = []
