@@ -181,18 +181,12 @@ class _Scanner:
                 self._event(line, kind, told)
             if nccl_lines.only_info(text) and "NCCL version" not in text:
                 return
-        for kind, told in self.tables.feed(text):
-            self._event(line, kind, told)
-        for told in self.values.feed(text):
-            self._event(line, "config.value", told)
-        for at, told in self.bus.feed(line):
-            self._event(at, "gpu.bus", told)
-        for told in self.counters.feed(text):
-            self._event(line, "link.counter", told)
-        for kind, told in self.links.feed(text):
-            self._event(line, kind, told)
+        self._machines(line)
         self._paced(line)
         kinds: set[str] = set()
+        for told in node_lines.options(text):
+            self._event(line, "launch.option", told)
+            kinds.add("launch.option")
         for one in [r for r in RULES if r.needle in text]:
             if one.kind in kinds or (kinds and one.kind in _QUIET):
                 continue
@@ -207,6 +201,19 @@ class _Scanner:
             self._world(one.kind, fields.get("world_size"))
             self._event(line, one.kind, fields)
         self._own_words(line, kinds, ends_traceback)
+
+    def _machines(self, line: Line) -> None:
+        """Tables, settings and counters of machines and their links."""
+        for kind, told in self.tables.feed(line.text):
+            self._event(line, kind, told)
+        for told in self.values.feed(line.text):
+            self._event(line, "config.value", told)
+        for at, told in self.bus.feed(line):
+            self._event(at, "gpu.bus", told)
+        for told in self.counters.feed(line.text):
+            self._event(line, "link.counter", told)
+        for kind, told in self.links.feed(line.text):
+            self._event(line, kind, told)
 
     def _paced(self, line: Line) -> None:
         """Numbers of phases, work and devices that the line tells, in a table or in words."""

@@ -36,6 +36,8 @@ class Plan:
     """Global slot (node * gpus_per_node + local GPU) of each rank."""
     nics_per_node: int | None = None
     source: str = "plan"
+    ep: int = 1
+    """Expert parallel size, which borrows ranks from dp and cp where `order` does not name it."""
 
     def node_of(self, rank: int) -> int:
         """Node on which `rank` runs."""
@@ -137,4 +139,4 @@ def parse_plan(raw: object, source: str = "plan") -> Plan:
     if wrong:
         raise PlanError("\n".join(f"{source}: {w}" for w in wrong))
     kept = {axis: sizes[axis] for axis in order}
-    return Plan(world, nodes, per_node, order, kept, slots, nics, source)
+    return Plan(world, nodes, per_node, order, kept, slots, nics, source, sizes["ep"])

@@ -11,12 +11,12 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from playbooks.lines import Event
 from playbooks.rules.naming import broke, progressed, root
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
-    from playbooks.lines import Event
     from playbooks.policy import Policy
 
 _SHAPE = re.compile(
@@ -44,7 +44,12 @@ def _sizes(evidence: Evidence) -> dict[str, Event]:
     for event in evidence.lines.of("config.value"):
         value = event.number("value")
         if value is not None:
-            found[event.text("name")][value] = event
+            found[event.text("name")].setdefault(value, event)
+    plan = evidence.collected.plan
+    for name, size in {**plan.sizes, "ep": plan.ep, "world": plan.world}.items() if plan else ():
+        words = {"source": plan.source if plan else "plan", "locator": name, "time_ns": None}
+        row = {**words, "rank": None, "host": None, "quote": f"{name}: {size}"}
+        found[name].setdefault(size, Event("config.value", {"name": name, "value": size}, row))
     return {n: next(iter(v.values())) for n, v in found.items() if len(v) == 1}
 
 
@@ -59,7 +64,11 @@ def _violations(sizes: dict[str, Event]) -> list[tuple[str, tuple[str, ...]]]:
         ("heads", "tp", "attention heads over tp"),
         ("experts", "ep", "experts over ep"),
         ("hidden", "tp", "hidden size over tp"),
+        ("layers", "pp", "layers over pp"),
+        ("kv_heads", "tp", "key and value heads over tp"),
     ):
+        if whole == "kv_heads" and get(part) and get(part) % max(1, get(whole)) == 0:
+            continue  # fewer heads than ranks are copied
         if get(whole) > 0 and get(part) > 1 and get(whole) % get(part):
             out.append(
                 (f"{get(whole)} {words} {get(part)}: {get(whole)} is no multiple", (whole, part))
@@ -80,6 +89,18 @@ def _violations(sizes: dict[str, Event]) -> list[tuple[str, tuple[str, ...]]]:
                 f"{get('micro_batch')} = {product}: no multiple"
             )
             out.append((words, ("global_batch", "dp", "micro_batch")))
+    replicas = get("dp") or get("world")
+    parts = [get("micro_batch"), get("accumulation"), replicas]
+    # DeepSpeed asserts the product; other frameworks derive one of its terms.
+    if get("global_batch") > 0 and all(parts) and {"tp", "pp"}.isdisjoint(sizes):
+        product = parts[0] * parts[1] * parts[2]
+        if product != get("global_batch"):
+            words = (
+                f"train batch {get('global_batch')} is not microbatch {parts[0]} * accumulation "
+                f"{parts[1]} * {parts[2]} ranks = {product}"
+            )
+            last = "dp" if get("dp") else "world"
+            out.append((words, ("global_batch", "micro_batch", "accumulation", last)))
     return out
 
 

@@ -9,6 +9,7 @@ to be as well.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playbooks import costs, layouts
@@ -28,14 +29,34 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """The heaviest axis first."""
     if broke(evidence):
         return []
-    listed: dict[str, list[Event]] = defaultdict(list)
-    for event in evidence.lines.of("group.listed"):
-        listed[event.text("axis")].append(event)
+    listed = _listed(evidence)
     for axis in ("tp", "cp", "ep"):
         found = _axis(evidence, policy, axis, listed.get(axis, []))
         if found:
             return found
     return []
+
+
+def _listed(evidence: Evidence) -> dict[str, list[Event]]:
+    """Groups by axis: as printed, else of the coordinates that ranks print of themselves."""
+    out: dict[str, list[Event]] = defaultdict(list)
+    for event in evidence.lines.of("group.listed"):
+        out[event.text("axis")].append(event)
+    groups: dict[tuple[str, tuple[tuple[str, int], ...]], dict[int, Event]] = defaultdict(dict)
+    for event in evidence.lines.of("rank.place"):
+        at, rank = event.fields.get("coordinates"), event.number("rank")
+        if not isinstance(at, dict) or rank is None:
+            continue
+        for axis in at:
+            others = tuple(sorted((a, n) for a, n in at.items() if a != axis))
+            groups[axis, others][int(rank)] = event
+    for (axis, _), members in sorted(groups.items()):
+        if len(members) > 1 and axis not in out:
+            ranks = sorted(members)
+            hosts = [members[r].text("at") for r in ranks]
+            fields = {"axis": axis, "ranks": ranks, "hosts": hosts}
+            out[axis + " "].append(replace(members[ranks[0]], fields=fields))
+    return {axis.strip(): events for axis, events in out.items()}
 
 
 def _hosts(evidence: Evidence, event: Event, each: int | None) -> list[str] | None:

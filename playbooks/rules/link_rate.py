@@ -13,8 +13,9 @@ import re
 from typing import TYPE_CHECKING
 
 from playbooks import costs
+from playbooks.benchmarks import nic_rate
 from playbooks.rules.link_paths import active_ports
-from playbooks.rules.naming import broke, progressed, root
+from playbooks.rules.naming import broke, root
 
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
@@ -32,7 +33,7 @@ _INSIDE = re.compile(r"intra|one node|inside|nvlink|h2d|d2h|disk|read|write|stor
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """The port's rate, reached, and not enough."""
-    if broke(evidence) or not progressed(evidence):
+    if broke(evidence):
         return []
     nominal = _nominal(evidence)
     if nominal is None:
@@ -92,7 +93,8 @@ def _nominal(evidence: Evidence) -> tuple[float, Event] | None:
     ports = [e for e in evidence.lines.of("net.port") if (e.number("rate") or 0) > 0]
     rdma = active_ports(evidence)
     if rdma:
-        return None
+        offered = nic_rate(evidence)
+        return None if offered is None else (offered, rdma[0])
     used = {
         str(i.get("name"))
         for e in evidence.lines.of("nccl-info.socket")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from collectors.readers import read_paths
@@ -148,6 +149,95 @@ def test_crossing_groups_whose_cost_nobody_printed_are_no_fault_of_a_job(tmp_pat
     assert _cause(_report(tmp_path, job__log=_groups(strided=True) + _STEPS)) is None
 
 
+def test_groups_are_read_in_the_ways_in_which_programs_print_them(tmp_path: Path) -> None:
+    launch = "torchrun --nnodes 2 --nproc-per-node 4 long.py\n"
+    nested = launch + "cp groups: [[0, 2, 4, 6], [1, 3, 5, 7]]\n"
+    ring = launch + "cp ring 0: 0 -> 2 -> 4 -> 6\n"
+    ranks = launch + "".join(
+        f"rank {r} host gx-{r // 4} dp={r % 2} cp={r // 2}\n" for r in range(8)
+    )
+    for text in (nested, ring, ranks):
+        report = _report(tmp_path, job__log=text)
+        assert report.verdict is not None, text
+        assert (report.verdict.cause, report.verdict.axis) == ("link.axis-placement", "cp")
+
+
+# --- link.internode-too-slow ------------------------------------------------------------------
+
+
+def _scaling(exposed: float, rate: float) -> str:
+    return "".join(
+        f"2024-06-03 10:0{n}:00 step {n} time {0.65 + exposed:.2f} s  fwd 0.20 bwd 0.43 "
+        f"exposed-comm {exposed:.2f} opt 0.02\n"
+        f"    all-reduce of step {n}: transfer from last arrival to end, busbw {rate} GB/s\n"
+        for n in range(8)
+    )
+
+
+_PORT = "$ ethtool ens4\n\tSpeed: 25000Mb/s\n\tLink detected: yes\n"
+
+
+def test_a_network_at_its_rate_that_cannot_hide_is_too_slow(tmp_path: Path) -> None:
+    report = _report(tmp_path, net__txt=_PORT, train__log=_scaling(1.5, 2.95))
+    assert report.verdict is not None
+    assert report.verdict.cause == "link.internode-too-slow"
+    assert "2.95 / 3.12 GB/s = 94%" in (report.verdict.formula or "")
+
+
+def test_a_network_at_its_rate_that_hides_is_fine(tmp_path: Path) -> None:
+    assert _cause(_report(tmp_path, net__txt=_PORT, train__log=_scaling(0.01, 2.95))) is None
+
+
+def test_below_the_ports_rate_the_network_is_not_too_slow(tmp_path: Path) -> None:
+    report = _report(tmp_path, net__txt=_PORT, train__log=_scaling(1.5, 0.9))
+    assert _cause(report) != "link.internode-too-slow"
+
+
+def test_without_the_ports_rate_nobody_knows(tmp_path: Path) -> None:
+    report = _report(tmp_path, train__log=_scaling(1.5, 2.95))
+    assert _cause(report) != "link.internode-too-slow"
+
+
+# --- a plan from the job's own words ----------------------------------------------------------
+
+
+def _pairs(kind: str) -> str:
+    rows = "".join(
+        f"GPU{a}\t"
+        + "\t".join(
+            " X " if a == b else "NV4" if a // 2 == b // 2 and kind == "SYS" else kind
+            for b in range(4)
+        )
+        + "\t0-31\t0\n"
+        for a in range(4)
+    )
+    return "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n" + rows
+
+
+_TOML = "[parallelism]\ntensor_parallel_degree = 4\ncontext_parallel_degree = 1\n"
+
+
+def _profiled(share: int) -> str:
+    return "WORLD_SIZE=4\n" + "".join(
+        f"2025-01-14 16:0{n}:00 step: {n}0 loss: 8.{n} (tp all_gather exposed {share} % of step)\n"
+        for n in range(8)
+    )
+
+
+def test_tp_of_a_config_over_pairs_without_nvlink_is_missing_it(tmp_path: Path) -> None:
+    report = _report(
+        tmp_path, topo__txt=_pairs("SYS"), job__toml=_TOML, t__log="world_size 4\n" + _profiled(61)
+    )
+    assert _cause(report) == "link.nvlink-missing"
+
+
+def test_the_same_without_a_cost_or_with_nvlink_is_none(tmp_path: Path) -> None:
+    files = {"job__toml": _TOML, "t__log": "world_size 4\n" + _STEPS}
+    assert _cause(_report(tmp_path, topo__txt=_pairs("SYS"), **files)) is None
+    files["t__log"] = "world_size 4\n" + _profiled(61)
+    assert _cause(_report(tmp_path, topo__txt=_pairs("NV4"), **files)) != "link.nvlink-missing"
+
+
 # --- health by a benchmark --------------------------------------------------------------------
 
 
@@ -217,3 +307,58 @@ def test_a_bare_assertion_on_something_else_is_the_programs(tmp_path: Path) -> N
         "config.experts % self.expert_parallel_size == 0", "config.path.is_dir()"
     )
     assert _cause(_report(tmp_path, **files)) == "crash.user-exception"
+
+
+def _deepspeed(batch: int) -> dict[str, str]:
+    return {
+        "ds__json": (
+            f'{{\n "train_batch_size": {batch},\n "train_micro_batch_size_per_gpu": 4,\n'
+            ' "gradient_accumulation_steps": 2\n}\n'
+        ),
+        "run__log": (
+            "world_size: 8\n[rank0]: Traceback (most recent call last):\n"
+            '[rank0]:   File "/ws/config.py", line 9, in check\n'
+            "[rank0]:     assert train_batch == micro_batch * grad_acc * self.world_size\n"
+            "[rank0]: AssertionError: Check batch related parameters. train_batch_size is not "
+            f"equal to micro_batch_per_gpu * gradient_acc_step * world_size {batch} != 4 * 2 * 8\n"
+        ),
+    }
+
+
+def test_a_batch_that_is_not_its_product_is_the_layout(tmp_path: Path) -> None:
+    report = _report(tmp_path, **_deepspeed(48))
+    assert report.verdict is not None
+    assert report.verdict.cause == "config.layout-invalid"
+
+
+# --- NVLinks and ports ------------------------------------------------------------------------
+
+
+def _links(up: int) -> str:
+    return "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n" + "".join(
+        f"\t Link {n}: {'25 GB/s' if n < up else '<inactive>'}\n" for n in range(12)
+    )
+
+
+def test_a_lone_gpu_is_held_against_its_model(tmp_path: Path) -> None:
+    assert _cause(_report(tmp_path, nvlink__txt=_links(9))) == "link.nvlink-degraded"
+    assert _cause(_report(tmp_path, nvlink__txt=_links(12))) is None
+
+
+def test_ports_of_ibv_devinfo_have_the_rate_of_all_their_lanes(tmp_path: Path) -> None:
+    text = (
+        "n1: hca_id:\tmlx5_0\n\tvendor_part_id:\t\t\t4129\n\t\tport:\t1\n"
+        "\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n\t\t\tactive_width:\t\t4X (2)\n"
+        "\t\t\tactive_speed:\t\t100.0 Gbps (128)\n\t\t\tlink_layer:\t\tInfiniBand\n"
+        "Infiniband device 'mlx5_1' port 1 status:\n\tstate:\t\t 4: ACTIVE\n"
+        "\tphys state:\t 5: LinkUp\n\trate:\t\t 200 Gb/sec (4X HDR)\n"
+        "\tlink_layer:\t InfiniBand\n"
+    )
+    (tmp_path / "ports.txt").write_text(text)
+    rows = read_paths([str(tmp_path)]).rows("log_events")
+    ports = [json.loads(r["fields"]) for r in rows if r["kind"] == "ib.port"]
+    assert [(p["device"], p["state"], p["rate"]) for p in ports] == [
+        ("mlx5_0", "Active", 400.0),
+        ("mlx5_1", "Active", 200.0),
+    ]
+    assert ports[0]["host"] == "n1"

@@ -11,6 +11,7 @@ In: lines, one after another. Out: (kind, fields) of what a line tells.
 | net.measured | rate (Gb/s), tool: what iperf or perftest reached |
 | comm.rate | rate (GB/s), text: words before the number, which say of what |
 | group.listed | axis, ranks, hosts: the members of one group of an axis |
+| rank.place | rank, at (its host), coordinates {axis: number} |
 """
 
 from __future__ import annotations
@@ -39,12 +40,23 @@ _PERFTEST = re.compile(
 )
 _RATE = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,6})?) ?G(?:i?B|Byte)/s(?:ec)?\b")
 _GROUP = re.compile(
-    r"\b(tp|pp|dp|cp|ep|tensor|pipeline|data|context|expert)[\w -]{0,24}?(?:groups?|ranks)\b"
-    r"[^\[\n]{0,24}\[(\d{1,7}(?:, ?\d{1,7}){1,4095})\](.*)$",
+    r"\b(tp|pp|dp|cp|ep|tensor|pipeline|data|context|expert)[\w -]{0,24}?"
+    r"(?:groups?|ranks|ring|mesh|comm\w*)\b[^\[(\n]{0,40}[\[(]\s?(?=[\[(]?\d)(.*)$",
     re.IGNORECASE,
+)
+_LIST = re.compile(r"[\[(]?\s?(\d{1,7}(?:\s?,\s?\d{1,7}){1,4095})\s?[\])]")
+_ARROWS = re.compile(
+    r"\b(tp|dp|cp|ep|tensor|data|context|expert)\b[^\n]{0,30}?\b(\d{1,7}(?:\s?-{1,2}>\s?\d{1,7}){2,512})",
+    re.IGNORECASE,
+)
+_COORDINATES = re.compile(r"\b(tp|pp|dp|cp|ep)(?:_?rank)?\s?[=: ]\s?(\d{1,6})\b", re.IGNORECASE)
+_OF_RANK = re.compile(r"\b(?:global )?rank[ =:]+(\d{1,7})\b", re.IGNORECASE)
+_ON_HOST = re.compile(
+    r"\b(?:host|node|on)[ =:]+([A-Za-z][\w.-]*\d[\w.-]*|\d{1,5})\b", re.IGNORECASE
 )
 _AXES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "context": "cp", "expert": "ep"}
 _RATES = 4000
+_GROUPS = 1024
 _BEFORE = 90
 
 
@@ -65,9 +77,13 @@ class Links:
         if row:
             return self._bench(row)
         out = self._port(text)
-        listed = _GROUP.search(text) if "[" in text else None
+        listed = _GROUP.search(text) if "," in text else None
         if listed:
-            out += self._group(listed)
+            out += self._groups(listed[1], _LIST.findall(listed[2]), listed[2])
+        elif ">" in text and (ring := _ARROWS.search(text)):
+            out += self._groups(ring[1], [re.sub(r"\s?-+>\s?", ",", ring[2])], text)
+        if "ank" in text and (place := self._place(text)) is not None:
+            out.append(place)
         if "/s" in text and "NCCL " not in text:
             out += self._rates(text)
         return out
@@ -115,17 +131,26 @@ class Links:
             return [] if value is None else [("net.measured", {"rate": value, "tool": "perftest"})]
         return []
 
-    def _group(self, found: re.Match[str]) -> list[tuple[str, dict[str, Any]]]:
-        axis = found[1].lower()
-        ranks = [int(r) for r in found[2].split(",")]
-        if len(set(ranks)) != len(ranks):
-            return []
-        out: dict[str, Any] = {"axis": _AXES.get(axis, axis), "ranks": ranks}
-        words = re.search(r"\bhosts?\b[: =\[]*(.*)$", found[3])
+    def _groups(self, axis: str, lists: list[str], rest: str) -> list[tuple[str, dict[str, Any]]]:
+        axis = _AXES.get(axis.lower(), axis.lower())
+        out: list[dict[str, Any]] = []
+        for text in lists[:_GROUPS]:
+            ranks = [int(r) for r in text.split(",")]
+            if len(set(ranks)) == len(ranks):
+                out.append({"axis": axis, "ranks": ranks})
+        words = re.search(r"\bhosts?\b[: =\[]*(.*)$", rest)
         hosts = re.findall(r"[A-Za-z][\w.-]*", words[1]) if words else []
-        if len(hosts) == len(ranks):
-            out["hosts"] = hosts
-        return [("group.listed", out)]
+        if len(out) == 1 and len(hosts) == len(out[0]["ranks"]):
+            out[0]["hosts"] = hosts
+        return [("group.listed", told) for told in out]
+
+    def _place(self, text: str) -> tuple[str, dict[str, Any]] | None:
+        """The coordinates of one rank on the mesh, and its host."""
+        rank, host = _OF_RANK.search(text), _ON_HOST.search(text)
+        found = {axis.lower(): int(value) for axis, value in _COORDINATES.findall(text)}
+        if rank is None or host is None or len(found) < 2:
+            return None
+        return "rank.place", {"rank": int(rank[1]), "at": host[1], "coordinates": found}
 
     def _rates(self, text: str) -> list[tuple[str, dict[str, Any]]]:
         out: list[tuple[str, dict[str, Any]]] = []

@@ -28,6 +28,8 @@ _FLAG = (
     r"(?:ntasks-per-node|ntasks|nodes|gres|gpus-per-node|gpus-per-task|gpu-bind|"
     r"nproc[-_]per[-_]node|nnodes)"
 )
+_LAUNCHER = re.compile(r"#SBATCH|srun|sbatch|salloc|torchrun|torch\.distributed\.run|launch\b")
+_OPTION = re.compile(rf"--({_FLAG})[= ]([\w:.,-]+)")
 _ENV = (
     r"(?:NCCL_\w+|GLOO_SOCKET_IFNAME|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES|SLURM_NTASKS|"
     r"WORLD_SIZE|LD_LIBRARY_PATH)"
@@ -67,8 +69,13 @@ def _link(text: str, out: dict[str, Any]) -> None:
     out["degraded"] = "downgraded" in text
 
 
-def _option(_text: str, out: dict[str, Any]) -> None:
-    out["name"] = str(out["name"]).replace("_", "-")
+def options(text: str) -> list[dict[str, Any]]:
+    """name and value of every option of a launcher's command line."""
+    if "--" not in text or not _LAUNCHER.search(text):
+        return []
+    return [
+        {"name": name.replace("_", "-"), "value": value} for name, value in _OPTION.findall(text)
+    ]
 
 
 RULES = (
@@ -141,13 +148,6 @@ RULES = (
         "/dev/shm",  # noqa: S108  # a text to find, no file to write
         r"^\S+\s+(?P<total>[\d.]+[KMGT]?)\s+(?P<used>[\d.]+[KMGT]?)\s+\S+\s+\d+%\s+/dev/shm$",
         _shm,
-    ),
-    rule(
-        "launch.option",
-        "--",
-        rf"(?:#SBATCH|srun|sbatch|salloc|torchrun|torch\.distributed\.run|launch)\b.*?--(?P<name>"
-        rf"{_FLAG})[= ](?P<value>[\w:.,-]+)",
-        _option,
     ),
     rule(
         "launch.env",

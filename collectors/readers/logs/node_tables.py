@@ -7,7 +7,7 @@ In: lines, one after another. Out: (kind, fields) for each row that is complete.
 | gpu.sample | index, name, throttle (bits), sm_clock, sm_clock_max, temperature, power, |
 |   | power_limit, utilization, width, width_max, gen, gen_max, memory_used, mig |
 | ib.port | device, state, physical, rate (Gb/s), layer |
-| nvlink.link | gpu, link, speed (GB/s, 0 when inactive) |
+| nvlink.link | gpu, link, speed (GB/s, 0 when inactive), name of the GPU |
 """
 
 from __future__ import annotations
@@ -132,8 +132,11 @@ class _Dmon:
         return [("gpu.sample", {**out, "index": int(out["index"])})]
 
 
+_STATUS = re.compile(r"\s*Infiniband device '([\w.-]+)' port \d+ status:")
+
+
 class _Ibstat:
-    """`ibstat` and `ibv_devinfo`: one port after another, a property a line."""
+    """`ibstat`, `ibstatus` and `ibv_devinfo`: one port after another, a property a line."""
 
     def __init__(self) -> None:
         self.device: str | None = None
@@ -142,6 +145,10 @@ class _Ibstat:
         self.port: dict[str, Any] = {}
 
     def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
+        status = _STATUS.match(text)
+        if status:
+            self.device, self.type, self.port = status.group(1), "ibstatus", {}
+            return []
         found = re.match(
             r"\s*(?:([A-Za-z][\w.-]*): ?)?(?:CA '([\w.-]+)'|hca_id:\s*([\w.-]+))\s*$", text
         )
@@ -152,15 +159,16 @@ class _Ibstat:
         if self.device is None:
             return []
         found = re.match(
-            r"\s*(?:[A-Za-z][\w.-]*: ?)?\s*(CA type|State|state|Physical state|phys_state|Rate|"
-            r"active_width|active_speed|Link layer|link_layer):\s*(\S+)",
+            r"\s*(?:[A-Za-z][\w.-]*: )?\s*(CA type|vendor_part_id|State|state|Physical state|"
+            r"phys_state|phys state|Rate|rate|active_width|active_speed|Link layer|link_layer):"
+            r"\s*(?:\d+: )?(\S+)",
             text,
         )
         if not found:
             return []
         name = {"Physical state": "physical", "Link layer": "layer", "link_layer": "layer"}
-        name |= {"phys_state": "physical"}
-        if found.group(1) == "CA type":
+        name |= {"phys_state": "physical", "phys state": "physical"}
+        if found.group(1) in ("CA type", "vendor_part_id"):
             self.type = found.group(2)
             return []
         key = name.get(found.group(1), found.group(1).lower())
@@ -184,8 +192,11 @@ class _Nvlink:
 
     def __init__(self) -> None:
         self.gpu: int | None = None
+        self.name = ""
 
     def feed(self, text: str) -> list[tuple[str, dict[str, Any]]]:
+        model = re.match(r"\s*GPU \d{1,3}: (.{3,60}?) \(UUID", text)
+        self.name = model.group(1) if model else self.name
         found = re.match(
             r"\s*(?:GPU (\d{1,3}): .*UUID|Link (\d{1,3}): (<inactive>|[\d.]+ GB/s))", text
         )
@@ -197,7 +208,8 @@ class _Nvlink:
         if self.gpu is None:
             return []
         speed = _value("speed", found.group(3)) or 0.0
-        return [("nvlink.link", {"gpu": self.gpu, "link": int(found.group(2)), "speed": speed})]
+        told = {"gpu": self.gpu, "link": int(found.group(2)), "speed": speed, "name": self.name}
+        return [("nvlink.link", told)]
 
 
 class Tables:
