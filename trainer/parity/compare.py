@@ -37,36 +37,51 @@ _LEAST = 0.1
 
 def compare(parts: Sequence[Part], true: Part, bounds: Bounds) -> Comparison:
     """Hold every rank's part against one process."""
-    found = list(_differences(parts, true, bounds))
+    chance: set[str] = set()
+    found = list(_differences(parts, true, bounds, chance))
     worst = max(found, key=lambda one: np.inf if np.isnan(one.relative) else one.relative)
     first = next((one for one in found if one.beyond), None)
     known = true.steps[0].outputs
     left = unplaced([part.steps[0].outputs for part in parts], known)
-    drowned = sorted({path for one in true.steps for path in _drowned(true, one, bounds.noise)})
-    return Comparison(worst, first, len(known) - len(left), (*left, *drowned))
+    return Comparison(worst, first, len(known) - len(left), (*left, *sorted(chance)))
 
 
-def _differences(parts: Sequence[Part], true: Part, bounds: Bounds) -> Iterator[Difference]:
+def _differences(
+    parts: Sequence[Part], true: Part, bounds: Bounds, chance: set[str]
+) -> Iterator[Difference]:
+    """All, in the order of looking; into `chance` go weights that rounding decides."""
     start = true.whole(true.start)
     scales = {path: rms(value) for path, value in start.items()}
     yield from _tensors("weight at the start", [p.start for p in parts], start, scales, 0.0)
-    drowned: set[str] = set()
     for number, step in enumerate(true.steps):
         held = [part.steps[number] for part in parts]
         outputs = [one.outputs for one in held]
         yield from output_differences(number, outputs, step.outputs, bounds.at(number))
         yield from _gradients(number, held, true, bounds)
-        weights = true.whole(step.weights)
-        drowned |= _drowned(true, step, bounds.noise)
-        kept = {path: value for path, value in weights.items() if path not in drowned}
-        change = _scales({path: value - start[path] for path, value in weights.items()})
-        where = [one.weights for one in held]
-        yield from _tensors(f"weight after step {number}", where, kept, change, bounds.later)
-        for path in weights:
-            yield from _replicas(f"replicas after step {number}", path, where)
+        chance |= _drowned(true, step, bounds.noise)
+        yield from _weights(number, held, true, bounds, chance)
+        for path in step.weights:
+            yield from _replicas(f"replicas after step {number}", path, [p.weights for p in held])
         if step.evaluation is not None:
             ours = [np.nan if one.evaluation is None else one.evaluation for one in held]
             yield _number(f"evaluation after step {number}", ours, step.evaluation, bounds.later)
+
+
+def _weights(
+    number: int, held: Sequence[Step], true: Part, bounds: Bounds, chance: set[str]
+) -> Iterator[Difference]:
+    """The weights after a step, relative to how far they have come."""
+    start, weights = true.whole(true.start), true.whole(true.steps[number].weights)
+    change = _scales({path: value - start[path] for path, value in weights.items()})
+    where = [one.weights for one in held]
+    for path, value in weights.items():
+        sizes = [one[path].values.size for one in where if path in one]
+        bound = bounds.weight(min(sizes, default=value.size))
+        if bound is None:
+            chance.add(path)
+        if bound is not None and path not in chance:
+            what = f"weight after step {number}"
+            yield from _tensors(what, where, {path: value}, change, bound)
 
 
 def _gradients(

@@ -79,10 +79,10 @@ def prove(
 ) -> Iterator[Row]:
     """A row for each (settings, ranks), as it is found; `layers`: outputs of every module too.
 
-    Raises ConfigError where one process cannot run the settings.
+    Raises ConfigError for settings that cannot be read.
     """
     fixed = (*FIXED, f"train.dtype={dtype}")
-    known: dict[tuple[str, ...], Part] = {}
+    known: dict[tuple[str, ...], Part | ConfigError] = {}
     pool = Pool(run)
     try:
         for settings, ranks in cases:
@@ -97,7 +97,11 @@ def prove(
             base = _base(case.settings)
             if base not in known:
                 known[base] = _alone(pool, Case((*base, *ALONE), layers))
-            yield _row(pool, case, ranks, config, known[base], began)
+            true = known[base]
+            if isinstance(true, ConfigError):
+                yield _refused(config, ranks, true.problems, began)
+            else:
+                yield _row(pool, case, ranks, config, true, began)
     finally:
         pool.close()
 
@@ -107,14 +111,14 @@ def _base(settings: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(one for one in settings if not one.startswith(("parallel.", "memory.", "mesh.")))
 
 
-def _alone(pool: Pool, case: Case) -> Part:
-    """One process; what it cannot run is no question of layout."""
+def _alone(pool: Pool, case: Case) -> Part | ConfigError:
+    """One process; what it cannot run is no question of layout, and is refused under each."""
     try:
         part: Part = pool.run(case, 1)[0]
     except RanksFailedError as error:
         why = error.first
         own = why.kind in {ConfigError.__name__, "ModelFileError"}
-        raise ConfigError(why.says.splitlines() if own else [why.line]) from error
+        return ConfigError(why.says.splitlines() if own else [why.line])
     return part
 
 

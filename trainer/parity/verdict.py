@@ -51,7 +51,7 @@ class Comparison:
     """Whose outputs were compared."""
     left_out: tuple[str, ...] = ()
     """What could not be compared: outputs of modules that are no part of a whole (a share of a sum,
-    tokens sent elsewhere), and weights whose gradient is nothing but rounding."""
+    tokens sent elsewhere), and weights whose update rounding decides."""
 
 
 def of_parameter(what: str, path: str, ours: Sequence[float], bound: float) -> Difference:
