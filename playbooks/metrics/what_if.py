@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from playbooks import replay
+from playbooks import programs, replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,7 +93,7 @@ def _sampled(evidence: Evidence, policy: Policy) -> list[Program]:
     if most < 1:
         return []
     places = np.unique(np.linspace(0, steady.size - 1, most).round().astype(np.int64))
-    return replay.programs(evidence, line.steps[steady[places]].tolist())
+    return programs.programs(evidence, line.steps[steady[places]].tolist())
 
 
 def _of_stage(stages: Mapping[int, int], stage: int) -> Chosen:
