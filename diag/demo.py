@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import random
 import shutil
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LAYOUT = "tp=2 pp=2"
+"""Where a case has none of its own."""
 WORLD = 4
 """Ranks of the demonstration, unless the layout needs more."""
 
@@ -32,6 +35,12 @@ class Case:
     """Whether the job stands still, so that the supervisor has to notice."""
     placed: bool = True
     """Whether it happens on one rank at one step."""
+    rank: int | None = None
+    """The rank on which alone it can be; None: any."""
+    settings: tuple[str, ...] = ()
+    """What the job is told beside layout and fault."""
+    layout: str | None = None
+    """Instead of the default one, where the fault cannot be on that."""
 
 
 CASES = {
@@ -71,13 +80,12 @@ class Placed:
 
 
 def place(case: Case, layout: dict[str, int], seed: int) -> Placed:
-    """Choose rank and step by `seed`; the world grows when the layout needs more than four."""
-    needed = 1
-    for size in layout.values():
-        needed *= size
-    world = WORLD if WORLD % needed == 0 else needed
+    """Choose rank and step by `seed`; without a dp of its own the layout fills WORLD ranks."""
+    needed = math.prod(size for axis, size in layout.items() if axis != "ep")  # a part of dp and cp
+    world = needed if "dp" in layout or WORLD % needed else WORLD
     dice = random.Random(f"{case.name} {sorted(layout.items())} {seed}")  # noqa: S311  a placement, no secret
-    return Placed(case, world, layout, dice.randrange(world), dice.randrange(8, 15), seed)
+    rank, step = dice.randrange(world), dice.randrange(8, 15)
+    return Placed(case, world, layout, rank if case.rank is None else case.rank, step, seed)
 
 
 def job(placed: Placed) -> list[str]:
@@ -92,6 +100,8 @@ def job(placed: Placed) -> list[str]:
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         f"--nproc-per-node={placed.world}", "-m", "trainer", "--config", str(config),
         *(f"parallel.{axis}={size}" for axis, size in placed.layout.items()),
+        *(["model.experts=8"] if placed.layout.get("ep", 1) > 1 else []),
+        *placed.case.settings,
     ]  # fmt: skip
     if placed.case.placed:
         words += [

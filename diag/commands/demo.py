@@ -22,8 +22,8 @@ def _layout(text: str) -> dict[str, int]:
     out: dict[str, int] = {}
     for word in text.replace(",", " ").split():
         axis, _, size = word.partition("=")
-        if axis not in ("dp", "tp", "pp") or not size.isdigit() or int(size) < 1:
-            raise click.UsageError(f'--layout "tp=2 pp=2" sets dp, tp and pp; not {word!r}')
+        if axis not in ("dp", "tp", "pp", "cp", "ep") or not size.isdigit() or int(size) < 1:
+            raise click.UsageError(f'--layout "tp=2 pp=2" sets dp, tp, pp, cp and ep; not {word!r}')
         out[axis] = int(size)
     return out
 
@@ -65,7 +65,7 @@ def _say(placed: Placed, result: Result, where: Path) -> None:
     click.echo(f"  report: {where / 'report.html'}")
 
 
-def _all(layout: str, seed: int) -> int:
+def _all(layout: str | None, seed: int) -> int:
     """Every case in a process of its own, since each takes over the signals."""
     failed = []
     for name in demo.CASES:
@@ -75,10 +75,9 @@ def _all(layout: str, seed: int) -> int:
             "diag",
             "demo",
             name,
-            "--layout",
-            layout,
             "--seed",
             str(seed),
+            *(["--layout", layout] if layout else []),
         ]
         done = subprocess.run(words, check=False, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE)
         lines = done.stdout.decode(errors="replace").splitlines()
@@ -96,11 +95,17 @@ def _all(layout: str, seed: int) -> int:
 @click.option("--all", "everything", is_flag=True, help="every fault, one after another")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="where the run is kept")
 @click.option(
-    "--layout", default="tp=2 pp=2", show_default=True, help="sizes of the axes dp, tp and pp"
+    "--layout",
+    help="sizes of the axes dp, tp, pp, cp and ep [default: tp=2 pp=2, or what the fault needs]",
 )
 @click.option("--seed", default=0, show_default=True, help="places the fault: rank and step")
 def command(
-    fault: str | None, names: bool, everything: bool, run_dir: Path | None, layout: str, seed: int
+    fault: str | None,
+    names: bool,
+    everything: bool,
+    run_dir: Path | None,
+    layout: str | None,
+    seed: int,
 ) -> int:
     """Train the bundled model on 4 CPU ranks under `diag run`, with FAULT or without.
 
@@ -110,12 +115,13 @@ def command(
         for case in demo.CASES.values():
             click.echo(f"{case.name:22} {case.does:62} {case.cause or 'health'}")
         return 0
-    sizes = _layout(layout)
     if everything:
         if fault or run_dir:
             raise click.UsageError("--all takes neither a fault nor --run-dir")
         return _all(layout, seed)
-    placed = demo.place(_case(fault), sizes, seed)
+    case = _case(fault)
+    layout = layout or case.layout or demo.LAYOUT
+    placed = demo.place(case, _layout(layout), seed)
     if why := demo.refused(placed):
         raise click.UsageError(f'--layout "{layout}" cannot work: {"; ".join(why)}')
     outcome = _one(placed, run_dir)
