@@ -34,15 +34,28 @@ _FINGERPRINT = re.compile(
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """The earliest difference in the ledger, else what the fingerprints say."""
-    ledger = evidence.ledger
+    calls = first_difference(evidence.ledger)
+    return [_finding(evidence, policy, calls)] if calls else _from_fingerprints(evidence)
+
+
+def first_difference(ledger: Ledger) -> list[Call]:
+    """What the members brought to the earliest collective in which they differ."""
     numbers = ledger.differing
-    if numbers.size:
-        found = ledger.instances
-        when = [_first_issue(ledger, found.rows_of(int(n))) for n in numbers]
-        first = int(numbers[int(np.argmin(when))])
-        calls = [ledger.call(int(row)) for row in found.rows_of(first)]
-        return [_finding(evidence, policy, calls)]
-    return _from_fingerprints(evidence)
+    if not numbers.size:
+        return []
+    found = ledger.instances
+    when = [_first_issue(ledger, found.rows_of(int(n))) for n in numbers]
+    first = int(numbers[int(np.argmin(when))])
+    return [ledger.call(int(row)) for row in found.rows_of(first)]
+
+
+def ahead(calls: list[Call], ranks: tuple[int, ...]) -> bool:
+    """Whether these ranks are in a later step than the other members, who are in one step."""
+    own = {c.step for c in calls if c.rank in ranks}
+    rest = {c.step for c in calls if c.rank not in ranks}
+    if len(rest) != 1 or None in own | rest or not own:
+        return False
+    return min(step for step in own if step is not None) > max(s for s in rest if s is not None)
 
 
 def _first_issue(ledger: Ledger, rows: np.ndarray) -> int:
@@ -50,8 +63,9 @@ def _first_issue(ledger: Ledger, rows: np.ndarray) -> int:
     return int(issue[issue >= 0].min()) if (issue >= 0).any() else np.iinfo(np.int64).max
 
 
-def _split(signatures: dict[int, object], policy: Policy) -> tuple[tuple[int, ...], bool]:
+def split(calls: list[Call], policy: Policy) -> tuple[tuple[int, ...], bool]:
     """(culprits, whether a majority stands against them)."""
+    signatures = {c.rank: c.signature for c in calls}
     weight = Counter(signatures.values())
     majority, size = weight.most_common(1)[0]
     if size > policy.minority_share * len(signatures):
@@ -62,11 +76,13 @@ def _split(signatures: dict[int, object], policy: Policy) -> tuple[tuple[int, ..
 def _finding(evidence: Evidence, policy: Policy, calls: list[Call]) -> Finding:
     group = evidence.groups[calls[0].group]
     seq = calls[0].seq
-    ranks, decided = _split({c.rank: c.signature for c in calls}, policy)
+    ranks, decided = split(calls, policy)
     odd = [c for c in calls if c.rank in ranks]
     rest = [c for c in calls if c.rank not in ranks]
     absent = sorted(set(group.members) - {c.rank for c in calls})
-    confidence: Confidence = "certain" if decided and not absent else "likely"
+    # A rank in a later step has left something out before: why, this difference does not tell.
+    sure = decided and not absent and not ahead(calls, ranks)
+    confidence: Confidence = "certain" if sure else "likely"
     issued = [c.issue_ns for c in calls if c.issue_ns is not None]
     items = [_item(c) for c in odd[:3]] + [_item(c) for c in rest[:2]]
     base = Finding(
@@ -100,7 +116,9 @@ def _finding(evidence: Evidence, policy: Policy, calls: list[Call]) -> Finding:
     if decided and rest and not _follows(evidence.ledger, odd[0], policy):
         # Another operation with nothing after it may be one too many as well as one in place.
         other = odd[0].op != rest[0].op
-        guarded = _guarded(evidence, ranks, group.members, odd, rest)
+        guarded = _guarded(evidence, ranks, group.members, odd, rest) or _between_steps(
+            evidence, ranks, group.members, odd, rest
+        )
         if other and guarded:
             return base.but(
                 cause="hang.collective-extra",
@@ -119,6 +137,24 @@ def _finding(evidence: Evidence, policy: Policy, calls: list[Call]) -> Finding:
     return base.but(
         excluded=(differ, ("hang.collective-extra", "no shift makes the sequences agree"))
     )
+
+
+def _between_steps(
+    evidence: Evidence,
+    ranks: tuple[int, ...],
+    members: tuple[int, ...],
+    odd: list[Call],
+    rest: list[Call],
+) -> str | None:
+    """What the culprit is by role, when it issued the operation between two steps and the others
+    are in the next one: they have passed that place without it."""
+    (one, *more), line = odd, evidence.timeline
+    if ranks != (min(members),) or more or one.step is None or one.rank not in line.ranks:
+        return None
+    ended = line.end_ns[line.ranks.index(one.rank), line.steps == one.step]
+    between = ended.size and 0 <= ended[0] <= (one.issue_ns or -1)
+    later = all(c.step is not None and c.step > one.step for c in rest)
+    return f"rank {one.rank} alone, between two steps" if between and later else None
 
 
 def _guarded(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from playbooks import logs
 from playbooks.finding import Finding, Item
+from playbooks.rules.mismatch import ahead, first_difference, split
 from playbooks.words import ranks_words
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Caught on a few ranks, then everybody waits."""
     story = evidence.story
+    if evidence.run and (found := _skipped(evidence, policy)):
+        return [found]
     if not story.timeouts:
         return []
     caught = _caught(evidence, policy)
@@ -56,6 +59,42 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
             at_ns=min(times) if times else None,
         )
     ]
+
+
+def _skipped(evidence: Evidence, policy: Policy) -> Finding | None:
+    """Ranks that are in a later step than their peers when collectives first differ, after a caught
+    error that no step of the job followed."""
+    calls = first_difference(evidence.ledger)
+    ranks, decided = split(calls, policy) if calls else ((), False)
+    if not decided or not ahead(calls, ranks):
+        return None
+    rows: list[dict[str, Any]] = []
+    for row, _fields in evidence.story.of("train.caught", "train.step"):
+        rows = [*rows, row] if row["kind"] == "train.caught" else []
+    told = {row["rank"] for row in rows}
+    if not rows or len(rows) > len(ranks) or told - {None, *ranks}:
+        return None
+    odd = next(c for c in calls if c.rank in ranks)
+    rest = next(c for c in calls if c.rank not in ranks)
+    items = [logs.item(row) for row in rows[:2]]
+    items += [
+        Item(c.source, c.locator, f"rank {c.rank} in step {c.step}: {c.words()} as #{c.seq}")
+        for c in (odd, rest)
+    ]
+    return Finding(
+        "hang.exception-swallowed",
+        "root",
+        "likely",
+        f"{ranks_words(ranks, capital=True)} caught an error and went on to step {odd.step}, while "
+        f"the others are still in the collectives of step {rest.step}.",
+        ranks=ranks,
+        evidence=tuple(items[: policy.evidence_most]),
+        excluded=(
+            ("hang.collective-mismatch", "a caught error precedes the first difference"),
+            ("crash.user-exception", "the process did not end by it"),
+        ),
+        at_ns=min((c.issue_ns for c in calls if c.issue_ns is not None), default=None),
+    )
 
 
 def _caught(evidence: Evidence, policy: Policy) -> dict[int, dict[str, Any]]:

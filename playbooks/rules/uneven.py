@@ -1,13 +1,17 @@
 """Ranks with different numbers of batches: hang.uneven-inputs.
 
-In: what the ranks say of their epochs and steps, watchdog lines. Out: one root finding when some
-ranks say that their epoch is over while others are in a later batch of it, and the job then stands
-still. Ranks that say nothing of either are on no side; with only one side speaking nothing is said.
+In: what the ranks say of their epochs and steps, watchdog lines; of a run directory, steps, ends
+and waits. Out: one root finding when some ranks say that their epoch is over while others are in a
+later batch of it, and the job then stands still; or when some ended well after a step and others
+wait for them in a later one. Ranks that say nothing of either are on no side; with only one side
+speaking nothing is said.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from playbooks import logs
 from playbooks.finding import Finding, Item
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Ended on one side, another batch on the other, and nobody goes on."""
+    if evidence.run and (found := _left(evidence, policy)):
+        return found
     story = evidence.story
     if not story.timeouts and not story.of("gloo.timeout", "gloo.monitored-barrier"):
         return []
@@ -44,6 +50,61 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         return []
     ended = {r: row for r, (_n, row) in over.items()}
     return [_finding(evidence, policy, ended, {r: row for r, (_s, row) in going.items()})]
+
+
+def _left(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Ranks that ended well between two steps, while others wait for them in a later one."""
+    line = evidence.timeline
+    raised = {r.rank for r in evidence.raised}
+    last = {}
+    for row, rank in enumerate(line.ranks):
+        begun = np.flatnonzero(line.start_ns[row] >= 0)
+        if begun.size:
+            last[rank] = (int(line.steps[begun[-1]]), bool(line.end_ns[row, begun[-1]] >= 0))
+    left = {
+        e.rank: e
+        for e in evidence.ends
+        if e.exit_code == 0 and not e.signal and e.closed and e.rank not in raised
+        if last.get(e.rank, (0, False))[1]
+    }
+    going = [r for r in last if r not in left]
+    if not left or not going:
+        return []
+    end = max(last[r][0] for r in left)
+    waits = [
+        w
+        for w in evidence.waits.waits
+        if w.call.rank in going and set(w.absent) & set(left) and last[w.call.rank][0] > end
+    ]
+    if not waits or len(waits) < len(going) / 2:
+        return []
+    ranks = tuple(sorted(left))
+    call = waits[0].call
+    group = evidence.groups[call.group].label
+    items = [left[r].item for r in ranks[:2]]
+    items += [
+        Item(f"ranks/{r:05d}", f"step {last[r][0]}", f"the last step of rank {r}, which ended")
+        for r in ranks[:2]
+    ]
+    text = f"rank {call.rank} was in {call.op} #{call.seq} of {group}, which they never entered"
+    items.append(Item(call.source, call.locator, text))
+    return [
+        Finding(
+            "hang.uneven-inputs",
+            "root",
+            "likely",
+            f"{ranks_words(ranks, capital=True)} ended well after step {end}, while "
+            f"{ranks_words(going)} began another step and waited for "
+            f"{'it' if len(ranks) == 1 else 'them'}.",
+            ranks=ranks,
+            evidence=tuple(items[: policy.evidence_most]),
+            excluded=(
+                ("hang.rank-died", "it ended with exit code 0, between two steps"),
+                ("hang.rank-stalled", "its process had ended in the regular way"),
+            ),
+            at_ns=call.issue_ns,
+        )
+    ]
 
 
 def _over(evidence: Evidence) -> dict[int, tuple[int | None, dict[str, Any]]]:
