@@ -1,0 +1,1 @@
+"""Before launch: what a layout needs, sends and takes. Arithmetic only, no torch."""
