@@ -148,7 +148,7 @@ def layer_activations(job: Job, one: Candidate, *, experts: bool) -> tuple[float
         square, lse = per_head * shape.heads * job.sequence / one.tp, 0.0
     low = shape.latent
     latent = 2 * (low.query_rank + low.key_rank + low.rotary) * c * entering if low else 0.0
-    inner, passed = _mlp(job, one, experts=experts)
+    inner, passed = _mlp(shape, experts=experts)
     hidden = (4 if shape.matrices == 3 else 2) * inner * c / one.tp
     products = (2 if shape.matrices == 3 else 1) * inner * c / one.tp
     moved = 2.0 * passed * h * c if experts else 0.0
@@ -159,9 +159,8 @@ def layer_activations(job: Job, one: Candidate, *, experts: bool) -> tuple[float
     return spots * (whole + moved + scores), spots * (some + moved / 2), spots * least
 
 
-def _mlp(job: Job, one: Candidate, *, experts: bool) -> tuple[float, float]:
+def _mlp(shape: Shape, *, experts: bool) -> tuple[float, float]:
     """(hidden elements a position, rows of experts a position): even load over ranks."""
-    shape = job.shape
     if not experts:
         return float(shape.mlp), 0.0
     return float(shape.top_k * shape.expert_mlp + shape.shared_mlp), float(shape.top_k)
