@@ -20,6 +20,7 @@ COMMANDS = {
     "export": "a run as a trace for Perfetto, all ranks on one clock",
     "dashboard": "look at a finished or a live run in the browser",
     "topo": "a node's GPU and NIC topology, drawn and checked; with --plan before launch",
+    "plan": "which parallel layouts fit a model and a cluster, and how fast they would be",
     "parity": "prove a parallel config of the trainer equal to one process",
     "bench": "measure ourselves",
     "explain": "what a cause is, what decides it, its cures and what not to do",

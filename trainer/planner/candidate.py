@@ -6,7 +6,7 @@ communication and time are computed from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -149,4 +149,6 @@ class Rejected:
     """A candidate that cannot be, with every reason."""
 
     candidate: Candidate
-    reasons: tuple[str, ...] = field(default_factory=tuple)
+    reasons: tuple[str, ...]
+    peak: float | None = None
+    """Bytes of the fullest rank, where only they are too many."""

@@ -178,27 +178,30 @@ def _data(job: Job, one: Candidate, rank: int) -> list[Traffic]:
     own = held(job, one, rank)
     out: list[Traffic] = []
     groups = (("dense", own.dense, one.data), ("experts", own.expert, one.data // one.ep))
+    units = max(1, len(own_layers(job, one, rank)))
     for name, parameters, n in groups:
         if n > 1 and parameters:
-            out += _shared(job, one, name, parameters, n)
+            out += _shared(job, one, name, parameters / units, n, units)
     return out
 
 
-def _shared(job: Job, one: Candidate, name: str, parameters: float, n: int) -> list[Traffic]:
+def _shared(
+    job: Job, one: Candidate, name: str, parameters: float, n: int, units: int
+) -> list[Traffic]:
+    """Of `units` layers with so many parameters each: one call a layer."""
     numbers, count = job.numbers, one.microbatches(job)
-    gradients = parameters * numbers.wire
+    gradients, told = parameters * numbers.wire, f"gradients, {name}"
     if not one.zero:
-        return [Traffic("dp", "all_reduce", f"gradients, {name}", n, gradients, 1, "step")]
+        return [Traffic("dp", "all_reduce", told, n, gradients, units, "step")]
     if one.zero == 3:
-        whole = parameters * numbers.gathered
+        whole, calls = parameters * numbers.gathered, count * units
         return [
-            Traffic("dp", "all_gather", f"parameters, {name}", n, whole, 2 * count, "ahead"),
-            Traffic("dp", "reduce_scatter", f"gradients, {name}", n, gradients, count, "ahead"),
+            Traffic("dp", "all_gather", f"parameters, {name}", n, whole, 2 * calls, "ahead"),
+            Traffic("dp", "reduce_scatter", told, n, gradients, calls, "ahead"),
         ]
     times, when = (1, "step") if one.zero == 1 else (count, "ahead")
+    whole = parameters * numbers.parameter
     return [
-        Traffic("dp", "reduce_scatter", f"gradients, {name}", n, gradients, times, when),
-        Traffic(
-            "dp", "all_gather", f"parameters, {name}", n, parameters * numbers.parameter, 1, "end"
-        ),
+        Traffic("dp", "reduce_scatter", told, n, gradients, times * units, when),
+        Traffic("dp", "all_gather", f"parameters, {name}", n, whole, units, "end"),
     ]

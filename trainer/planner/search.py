@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from trainer.planner.candidate import Job
 
 GIB = 1 << 30
-_MICROBATCHES = (1, 2, 4, 8)
+MARGIN = 0.05
+"""Share of a GPU's memory that a plan leaves free: the error of the formulas, and other tenants."""
+_SHORTEST = 1024
+"""Positions that cp leaves a rank at least, unless it is asked for: less only adds traffic."""
+_MICROBATCHES = (1, 2, 4)
 _VIRTUAL = (1, 2, 4)
 _SAME = 0.01
 """Steps that differ by less are a tie, which the simpler layout wins."""
@@ -72,9 +76,14 @@ def judge(job: Job, one: Candidate) -> Ranked | Rejected:
     if wrong:
         return Rejected(one, tuple(wrong))
     size, stage = memory.peak(job, one)
-    if size > job.cluster.gpu.memory:
-        return Rejected(one, (_too_large(job, one, size, stage),))
+    if size > room(job):
+        return Rejected(one, (_too_large(job, one, size, stage),), size)
     return Ranked(one, size, stage, timing.of_step(job, one))
+
+
+def room(job: Job) -> float:
+    """Bytes that a rank may need."""
+    return job.cluster.gpu.memory * (1 - MARGIN)
 
 
 def candidates(job: Job, fixed: Mapping[str, Any]) -> Iterator[Candidate]:
@@ -83,7 +92,7 @@ def candidates(job: Job, fixed: Mapping[str, Any]) -> Iterator[Candidate]:
     for tp, pp, cp, ep in product(
         _choices(fixed, "tp", _divisors(world)),
         _choices(fixed, "pp", _divisors(world)),
-        _choices(fixed, "cp", _divisors(world)),
+        _choices(fixed, "cp", _lengths(job)),
         _choices(fixed, "ep", _experts(job)),
     ):
         if world % (tp * pp * cp) and not {"tp", "pp", "cp"} & set(fixed):
@@ -133,6 +142,10 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
+def _lengths(job: Job) -> list[int]:
+    return [n for n in _divisors(job.cluster.count) if n == 1 or job.sequence // n >= _SHORTEST]
+
+
 def _experts(job: Job) -> list[int]:
     return [n for n in _divisors(max(1, job.shape.experts)) if n <= job.cluster.count]
 
@@ -145,13 +158,14 @@ def _settle_ties(ranked: list[Ranked]) -> None:
         end = at
         while end < len(ranked) and ranked[end].timing.step <= limit:
             end += 1
-        ranked[at:end] = sorted(ranked[at:end], key=lambda one: (_axes(one.candidate), one.peak))
+        ranked[at:end] = sorted(ranked[at:end], key=lambda one: (*_axes(one.candidate), one.peak))
         at = end
 
 
-def _axes(one: Candidate) -> int:
-    """How much there is to set up, and to go wrong."""
-    return sum(size > 1 for size in (one.tp, one.pp, one.cp, one.ep, one.virtual)) + (one.zero > 0)
+def _axes(one: Candidate) -> tuple[int, ...]:
+    """How much there is to set up and to go wrong: axes, then those that are tried last."""
+    on = [size > 1 for size in (one.cp, one.pp, one.virtual, one.tp, one.ep)]
+    return (sum(on), *on, one.zero)
 
 
 def _too_large(job: Job, one: Candidate, size: float, stage: int) -> str:
@@ -161,7 +175,7 @@ def _too_large(job: Job, one: Candidate, size: float, stage: int) -> str:
     where = f"stage {stage}" if one.pp > 1 else "every rank"
     return (
         f"{where} needs {size / GIB:.1f} GiB, and a {job.cluster.gpu.name} has "
-        f"{job.cluster.gpu.memory / GIB:.1f}; {told}"
+        f"{job.cluster.gpu.memory / GIB:.1f}, of which {MARGIN:.0%} stay free; {told}"
     )
 
 
