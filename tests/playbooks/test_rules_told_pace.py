@@ -375,3 +375,11 @@ def test_ordinary_noise_is_no_cause(form: Callable[[bool], dict[str, str]], tmp_
     """The same log of a healthy job must not be blamed for anything."""
     answer = ask(tmp_path, form(False))
     assert answer["verdict"] is None, answer["verdict"]
+
+
+def test_a_prediction_is_no_measurement(tmp_path: Path) -> None:
+    """A trainer's banner that predicts its bubble is not blamed for having one."""
+    text = "schedule 1f1b, 2 stages, 2 microbatches; predicted bubble 33%\n" + "".join(
+        f"step {s} loss {3 - s / 99:.3f} 0.25 s/step\n" for s in range(9)
+    )
+    assert ask(tmp_path, {"job.log": text})["verdict"] is None

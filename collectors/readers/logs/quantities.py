@@ -170,6 +170,10 @@ _NOISE = re.compile(
     r"takes|spent|took about|about|approx)\b"
 )
 _SPLIT = re.compile(r"[_\-+/&>=:.'\"`*#~]+")
+_NOT_MEASURED = re.compile(
+    r"\b(?:predict\w*|expected|theor\w*|estimat\w*|target|ideal|would|should|budget|goal|planned)\b"
+)
+"""Words of a number that nobody measured."""
 _STATISTIC = re.compile(r"^(?:max|min|p9\d|p99|std|stdev|limit|before|was|usual|reference|of)\b")
 
 
@@ -182,7 +186,7 @@ def plain(name: str) -> str:
 def classify(name: str, kind: str) -> str | None:
     """The quantity of a number with that name; `kind` is time, share, clock, power, heat or ""."""
     words = plain(name)
-    if not words or len(words) > 80:
+    if not words or len(words) > 80 or _NOT_MEASURED.search(words):
         return None
     if kind in ("clock", "power", "heat"):
         return _device(words, kind)

@@ -36,7 +36,10 @@ _COUNTS = tuple(
                 rf"micro[_-]?batches|pipeline_parallel_microbatches|chunks)\b{_TO}{_N}"
             ),
         ),
-        ("microbatches", r"\b(\d{1,5}) micro[- ]?batches\b|\bm ?= ?(\d{1,5})\b"),
+        (
+            "microbatches",
+            r"\b(\d{1,5}) micro[- ]?batch(?:es|\(es\))(?! in flight)|\bm ?= ?(\d{1,5})\b",
+        ),
         (
             "virtual",
             (
