@@ -19,8 +19,13 @@ from typing import Any
 
 LAYOUT = "tp=2 pp=2"
 """Where a case has none of its own."""
+THREE = "dp=3"
+"""The fewest replicas among which one is the odd one out."""
 WORLD = 4
 """Ranks of the demonstration, unless the layout needs more."""
+
+_MICROBATCHES = 4
+"""Of 2 samples, in a step of configs/small.toml."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Case:
     """Whether it happens on one rank at one step."""
     rank: int | None = None
     """The rank on which alone it can be; None: any."""
+    blamed: bool = True
+    """Whether what is on record tells the rank; else the verdict must name none."""
     settings: tuple[str, ...] = ()
     """What the job is told beside layout and fault."""
     layout: str | None = None
@@ -55,7 +62,63 @@ CASES = {
             "one rank joins a collective with another shape",
             stops=True,
         ),
+        Case(
+            "collective-dtype",
+            "hang.collective-mismatch",
+            "one rank joins a collective with another dtype",
+            stops=True,
+            layout=THREE,
+        ),
+        Case(
+            "collective-extra",
+            "hang.collective-mismatch",
+            "one rank issues a collective that no other does",
+            stops=True,
+            layout=THREE,
+        ),
+        Case(
+            "rank0-collective",
+            "hang.collective-extra",
+            "rank 0 alone enters a barrier",
+            stops=True,
+            layout=THREE,
+            rank=0,
+        ),
+        Case(
+            "uneven-inputs",
+            "hang.uneven-inputs",
+            "one rank has fewer batches and leaves",
+            stops=True,
+            layout=THREE,
+        ),
+        Case(
+            "exception-swallowed",
+            "hang.exception-swallowed",
+            "one rank catches an error and skips the batch",
+            stops=True,
+            layout=THREE,
+        ),
         Case("straggler", "slow.straggler-compute", "one rank computes slowly"),
+        Case(
+            "slow-forward",
+            "slow.straggler-compute",
+            "one rank is slow in forward alone",
+            layout=THREE,
+        ),
+        Case(
+            "slow-data",
+            "slow.straggler-input",
+            "one rank waits for its data in every step",
+            layout=THREE,
+        ),
+        Case(
+            "nan",
+            "numeric.nan",
+            "a module of one rank gives NaN",
+            blamed=False,
+            layout=THREE,
+            settings=("log.every=1",),
+        ),
         Case("oom", "oom.oversized-request", "one rank asks for far more memory than there is"),
         Case(
             "bad-topology-plan",
@@ -96,10 +159,12 @@ def job(placed: Placed) -> list[str]:
             "the bundled trainer is not installed; `pip install -e .` brings it"
         )
     config = Path(spec.origin).parent / "configs" / "small.toml"
+    replicas = placed.layout.get("dp", 1)
     words = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         f"--nproc-per-node={placed.world}", "-m", "trainer", "--config", str(config),
         *(f"parallel.{axis}={size}" for axis, size in placed.layout.items()),
+        *([f"train.global_batch={2 * replicas}"] if _MICROBATCHES % replicas else []),
         *(["model.experts=8"] if placed.layout.get("ep", 1) > 1 else []),
         *placed.case.settings,
     ]  # fmt: skip
@@ -178,7 +243,7 @@ def hold(placed: Placed, answer: dict[str, Any], run: dict[str, Any]) -> Result:
     else:
         right = cause == placed.case.cause
         if placed.case.placed:
-            right = right and ranks == [placed.rank]
+            right = right and ranks == ([placed.rank] if placed.case.blamed else [])
     said = "healthy" if answer.get("health") else f"{cause or 'abstained'}"
     if ranks:
         said += " on rank " + ", ".join(map(str, ranks))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from diag import demo
+from diag.commands.demo import _layout as _sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +36,28 @@ def test_a_place_is_a_function_of_the_seed_and_within_the_world() -> None:
     assert {p.rank for p in many} == set(range(8))
     assert {p.world for p in many} == {8}
     assert len({p.step for p in many}) > 1
+
+
+@pytest.mark.parametrize("case", demo.CASES.values(), ids=list(demo.CASES))
+def test_every_case_can_be_on_the_layout_that_it_has_by_default(case: demo.Case) -> None:
+    for seed in range(4):
+        placed = demo.place(case, _sizes(case.layout or demo.LAYOUT), seed)
+        assert demo.refused(placed) == []
+        assert case.rank is None or placed.rank == case.rank
+
+
+def test_a_layout_with_experts_or_three_replicas_gets_a_model_and_batch_that_fit() -> None:
+    for layout in ({"dp": 2, "ep": 2}, {"dp": 3}, {"pp": 2, "cp": 2}):
+        placed = demo.place(demo.CASES["healthy"], layout, SEED)
+        assert demo.refused(placed) == []
+    assert demo.place(demo.CASES["healthy"], {"dp": 2, "ep": 2}, SEED).world == 2
+
+
+def test_a_rank_that_no_record_tells_must_not_be_named() -> None:
+    placed = _placed("nan")
+    for ranks, right in (([], True), ([placed.rank], False)):
+        verdict = {"cause": "numeric.nan", "ranks": ranks, "confidence": "likely"}
+        assert demo.hold(placed, {"verdict": verdict, "health": None}, {}).right is right
 
 
 @pytest.mark.parametrize(
