@@ -53,6 +53,8 @@ _NVLINK = re.compile(
     r"^\s*Link (\d{1,3}): ((?:Replay|Recovery|CRC\w*|ECC|Data)(?: \w+){0,3}? Errors?):? (\d{1,18})"
 )
 _COLUMNS = 64
+_HEADING = 100
+"""Characters of a line that can head counters."""
 
 
 class Counters:
@@ -133,7 +135,7 @@ class Counters:
 
     def _heading(self, text: str) -> None:
         """What a line without counters says of those below it."""
-        if not text.strip() or len(text) > 160:
+        if not text.strip() or len(text) > _HEADING:
             return
         self.difference = bool(_DIFFERENCE.search(text))
         device = _DEVICE.search(text)
