@@ -53,6 +53,13 @@ def test_a_layout_with_experts_or_three_replicas_gets_a_model_and_batch_that_fit
     assert demo.place(demo.CASES["healthy"], {"dp": 2, "ep": 2}, SEED).world == 2
 
 
+def test_a_rank_that_no_record_tells_must_not_be_named() -> None:
+    placed = _placed("nan")
+    for ranks, right in (([], True), ([placed.rank], False)):
+        verdict = {"cause": "numeric.nan", "ranks": ranks, "confidence": "likely"}
+        assert demo.hold(placed, {"verdict": verdict, "health": None}, {}).right is right
+
+
 @pytest.mark.parametrize(
     ("name", "verdict", "right"),
     [
