@@ -1,8 +1,9 @@
 """`diag plan`: which parallel layouts fit a model and a cluster, and how fast they would be.
 
 In: a model (a preset, a HF config.json, the trainer's TOML), GPUs, sequence and batch. Out:
-`diag.plan/1` as text, JSON, markdown or HTML; `-o` with .yaml or .toml writes the best layout as
-plan.yaml or as the trainer's config. Exit codes: 0, 1 nothing fits, 2 cannot be asked so.
+`diag.plan/1` as text, JSON, markdown or HTML; `-o` with .yaml or .toml, or `--write`, gives the
+best layout as plan.yaml or as the config of the trainer, Megatron or DeepSpeed. Exit codes: 0,
+1 nothing fits, 2 cannot be asked so.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ from diag.commands import _output, _plan_inputs
 )
 @click.option("--fix", multiple=True, metavar="'tp=8 pp=4'", help="keep to these axes")
 @click.option("--top", type=click.IntRange(1, 1000), default=5, show_default=True, help="layouts")
+@click.option(
+    "--write",
+    type=click.Choice(("plan", "trainer", "megatron", "deepspeed")),
+    help="what -o FILE gets of the best layout; by itself .yaml: plan, .toml: trainer",
+)
 @click.option("--explain", is_flag=True, help="each number of the best layout with its formula")
 @click.option("--ladder", is_flag=True, help="the way to the best layout, one change at a time")
 @_output.options
@@ -48,12 +54,15 @@ def command(
     dtype: str | None,
     fix: tuple[str, ...],
     top: int,
+    write: str | None,
     explain: bool,
     ladder: bool,
     form: str,
     output: str | None,
 ) -> int:
     """Rank the layouts that fit, before launch; each reject with its reasons."""
+    if write and not output:
+        raise click.UsageError(f"--write {write} needs -o FILE")
     asked = _plan_inputs.Asked(model, gpus, gpu, per_node, topology, sequence, batch, dtype, fix)
     job, fixed = _plan_inputs.job_of(asked)
     from diag.commands import _plan_files, _plan_view
@@ -67,10 +76,10 @@ def command(
         view.formulas = formulas(job, best)
     if best and ladder:
         view.rungs = rungs(job, best)
-    written = _plan_files.WRITERS.get(Path(output).suffix) if output else None
-    if written is not None and best is None:
-        output, written = None, None
-    _output.write(_plan_view.render(view, form), None if written else output)
-    if written is not None and best is not None:
-        _output.write(written(job, best), output)
+    writer = _plan_files.FORMS[write] if write else None
+    if output and writer is None:
+        writer = _plan_files.WRITERS.get(Path(output).suffix)
+    _output.write(_plan_view.render(view, form), None if writer else output)
+    if writer is not None and best is not None:
+        _output.write(writer(job, best), output)
     return 0 if best else 1

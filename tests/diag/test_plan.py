@@ -116,6 +116,29 @@ def test_a_model_that_the_trainer_has_not_is_refused_as_its_config(tmp_path: Pat
     assert "the trainer cannot have this layout" in str(result.exception)
 
 
+def test_megatron_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "args"
+    _plan(*ASKED, "--fix", "tp=4 pp=2 zero=1", "--write", "megatron", "-o", str(path))
+    words = path.read_text().split()
+    for flag, value in (("--tensor-model-parallel-size", "4"), ("--num-query-groups", "8"),
+                        ("--pipeline-model-parallel-size", "2"), ("--ffn-hidden-size", "14336"),
+                        ("--global-batch-size", "64")):  # fmt: skip
+        assert words[words.index(flag) + 1] == value
+    assert {"--use-distributed-optimizer", "--sequence-parallel", "--swiglu", "--bf16"} <= {*words}
+
+
+def test_deepspeed_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "ds"
+    words = ["--write", "deepspeed", "-o", str(path), "--fix"]
+    _plan(*ASKED, *words, "tp=1 pp=1 cp=1 ep=1")
+    told = json.loads(path.read_text())
+    assert told["train_batch_size"] == 64
+    steps = told["gradient_accumulation_steps"]
+    assert told["train_micro_batch_size_per_gpu"] * steps * 16 == 64
+    assert told["zero_optimization"]["stage"] > 0
+    assert "has no tp" in str(_plan(*ASKED, *words, "tp=2").exception)
+
+
 def test_hf_config_is_the_model(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
@@ -162,6 +185,7 @@ def test_a_topology_counts_instead_of_the_data_sheet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ([*ASKED, "--write", "plan"], "needs -o FILE"),
         (BASE, "--global-batch N is needed"),
         (["--model", "llama3-8b"], "--gpus N, --seq N, --global-batch N, --gpu KIND"),
         ([*ASKED, "--model", "lama9"], "neither a file nor one of"),

@@ -61,7 +61,7 @@ def traffic(job: Job, one: Candidate, rank: int) -> list[Traffic]:
     return [
         *_tensor(job, one, rank, len(layers)),
         *_context(job, one, len(layers)),
-        *_expert(job, one, sum(job.shape.has_experts(at) for at in layers)),
+        *_expert(job, one, job.shape.expert_layers(layers)),
         *_pipeline(job, one, rank),
         *_data(job, one, rank),
     ]

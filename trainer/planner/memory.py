@@ -56,14 +56,16 @@ def stage_layers(layers: int, stages: int, stage: int) -> range:
     return range(layers * stage // stages, layers * (stage + 1) // stages)
 
 
-def own_layers(job: Job, one: Candidate, rank: int) -> list[int]:
+def own_layers(job: Job, one: Candidate, rank: int) -> tuple[int, ...]:
     """All layers of a pipeline rank, of all its virtual stages."""
-    stages = one.pp * one.virtual
-    return [
-        at
-        for turn in range(one.virtual)
-        for at in stage_layers(job.shape.layers, stages, turn * one.pp + rank)
-    ]
+    return _layers_of(job.shape.layers, one.pp, one.virtual, rank)
+
+
+@lru_cache(maxsize=65536)
+def _layers_of(layers: int, pp: int, virtual: int, rank: int) -> tuple[int, ...]:
+    return tuple(
+        at for turn in range(virtual) for at in stage_layers(layers, pp * virtual, turn * pp + rank)
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -170,13 +172,12 @@ def _activations(job: Job, one: Candidate, rank: int) -> float:
     """Of all microbatches in flight, and of the one layer that is computed again."""
     shape = job.shape
     which = CHECKPOINTING[one.checkpointing]
-    layers = own_layers(job, one, rank) if shape.experts else []
-    count = _count(job, one, rank)
-    with_experts = sum(shape.has_experts(at) for at in layers)
+    layers = own_layers(job, one, rank)
+    with_experts = shape.expert_layers(layers)
     flight = in_flight(one.schedule, one.pp, one.microbatches(job), one.virtual)[rank]
     share = flight / one.virtual
     kept = again = 0.0
-    for experts, number in ((True, with_experts), (False, count - with_experts)):
+    for experts, number in ((True, with_experts), (False, len(layers) - with_experts)):
         if number:
             sizes = layer_activations(job, one, experts=experts)
             kept += number * sizes[which] * share
@@ -193,14 +194,6 @@ def _activations(job: Job, one: Candidate, rank: int) -> float:
 
 CHECKPOINTING = {"none": 0, "selective": 1, "full": 2}
 """Which of `layer_activations` stays."""
-
-
-def _count(job: Job, one: Candidate, rank: int) -> int:
-    stages = one.pp * one.virtual
-    return sum(
-        len(stage_layers(job.shape.layers, stages, turn * one.pp + rank))
-        for turn in range(one.virtual)
-    )
 
 
 def _logits(job: Job, one: Candidate) -> float:
@@ -258,8 +251,8 @@ def peak(job: Job, one: Candidate) -> tuple[float, int]:
     """
     most, ranks = -1, []
     for rank in range(one.pp):
-        layers = _count(job, one, rank)
-        if layers > most or rank == one.pp - 1 or (job.shape.experts and rank < one.pp):
+        layers = len(own_layers(job, one, rank))
+        if layers > most or rank == one.pp - 1 or job.shape.experts:
             ranks.append(rank)
         most = max(most, layers)
     sums = [(sum(of_stage(job, one, rank).values()), rank) for rank in ranks]

@@ -7,6 +7,10 @@ by how a layout can share them: over tp, over ep, or not at all. No torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,12 @@ class Shape:
     def has_experts(self, layer: int) -> bool:
         """Whether this layer's MLP is experts."""
         return bool(self.experts) and layer >= self.dense_layers
+
+    def expert_layers(self, layers: Sequence[int]) -> int:
+        """How many of these have experts."""
+        if not self.experts:
+            return 0
+        return sum(at >= self.dense_layers for at in layers)
 
     def layer(self, at: int) -> Layer:
         """Parameters of layer `at`."""

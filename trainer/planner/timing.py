@@ -135,7 +135,7 @@ def _compute(job: Job, one: Candidate, rank: int, rates: Rates) -> tuple[float, 
     layers = own_layers(job, one, rank)
     spots = one.microbatch * job.sequence / one.cp
     forward = backward = 0.0
-    with_experts = sum(job.shape.has_experts(at) for at in layers)
+    with_experts = job.shape.expert_layers(layers)
     for experts, number in ((True, with_experts), (False, len(layers) - with_experts)):
         if number:
             products, attention, rest = _layer(job, one, rates, experts=experts)
