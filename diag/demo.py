@@ -100,6 +100,12 @@ CASES = {
         ),
         Case("straggler", "slow.straggler-compute", "one rank computes slowly"),
         Case(
+            "slow-data",
+            "slow.straggler-input",
+            "one rank waits for its data in every step",
+            layout=THREE,
+        ),
+        Case(
             "nan",
             "numeric.nan",
             "a module of one rank gives NaN",
