@@ -19,7 +19,7 @@ from trainer.settings import load
 if TYPE_CHECKING:
     from pathlib import Path
 
-BASE = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "h100", "--seq", "8192"]
+BASE = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "h100", "--seq", "2048"]
 ASKED = [*BASE, "--global-batch", "64"]
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -55,7 +55,7 @@ def test_json_is_the_contract() -> None:
         low, high = one["step_time_range_s"]
         assert low < one["step_time_s"] < high
         assert one["mfu_range"][0] < one["mfu"] < one["mfu_range"][1] < 1
-        assert one["tokens_per_s"] == pytest.approx(64 * 8192 / one["step_time_s"])
+        assert one["tokens_per_s"] == pytest.approx(64 * 2048 / one["step_time_s"])
         assert one["fits"] is True
         assert "GiB free" in one["why"]
     assert all(one["reasons"] for one in told["rejected"])

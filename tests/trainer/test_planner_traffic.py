@@ -82,6 +82,28 @@ def test_sequence_parallelism_sends_no_more_than_tensor_parallelism() -> None:
     assert sent_by_axis(job, sp)["tp"] == pytest.approx(without + norms)
 
 
+@pytest.mark.parametrize(
+    ("settings", "counted"),
+    [
+        ((), {"all_reduce": 4_724_736}),
+        (
+            ("parallel.sp=true", "memory.checkpoint=full"),
+            {"all_gather": 3_407_872, "reduce_scatter": 2_883_584, "all_reduce": 10_752},
+        ),
+    ],
+)
+def test_tensor_parallelism_as_counted_in_a_run(
+    settings: tuple[str, ...], counted: dict[str, int]
+) -> None:
+    """Bytes that `trainer.mesh.Axis` was given in one step on 2 gloo ranks, without clipping."""
+    more = ("parallel.tp=2", "parallel.dp=1", "train.global_batch=8", *settings)
+    job, one = _planned(*more, gpus=2)
+    sums: dict[str, float] = {}
+    for entry in traffic(job, one, 0):
+        sums[entry.op] = sums.get(entry.op, 0) + entry.sent
+    assert sums == pytest.approx(counted)
+
+
 def test_flops_are_those_of_the_trainers_mfu() -> None:
     for settings in ((), ("model.experts=8", "model.top_k=2")):
         model: ModelConfig = read([*SMALL, *settings]).model
