@@ -1,4 +1,7 @@
-"""What torchtitan published for Llama 3 on H100 lies within the planner's bounds, in its order."""
+"""What torchtitan published for Llama 3 on H100 lies within the planner's bounds, in its order.
+
+The planner's rates were fitted to these runs, so this guards the fit; it confirms nothing.
+"""
 
 from __future__ import annotations
 

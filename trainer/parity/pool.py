@@ -8,6 +8,7 @@ rank fails, all are ended (its peers may wait for it forever) and the next run s
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
@@ -163,6 +164,7 @@ def _serve(work: Work, pipe: Connection) -> None:
             answer = (True, work(job.case, job.world))
             if job.world > 1:
                 dist.destroy_process_group()
+                gc.collect()  # a model is full of circles, which keep its groups and their threads
         except Exception as error:  # noqa: BLE001 (told to the pool, which ends this process)
             why = Failure(type(error).__name__, str(error), traceback.format_exc())
             answer = (False, why)

@@ -29,8 +29,8 @@ class Rates:
     """What of the data sheet's rates is reached; rules of thumb, which bound the error bars."""
 
     products: float
-    """Share of the peak that matrix products reach; what torchtitan published for Llama 3 on H100
-    lies between WORST and BEST (`tests/trainer/test_planner_published.py`)."""
+    """Share of the peak that matrix products reach. Fitted to what torchtitan published for Llama 3
+    on H100 (`tests/trainer/test_planner_published.py`): a fit, no independent confirmation."""
     overlap: float
     """Share of the computing beside which communication may hide, and does."""
     tensor: float = 0.0

@@ -83,6 +83,8 @@ _DEFAULT = re.compile(
     r"\((ms|us|s|sec|seconds|milliseconds)\)\s*:?\s*(?:\||[A-Za-z]|$)|"
     r"\b(?:in|all|times?) (ms|milliseconds|seconds)\b|, (ms)(?=,|$)"
 )
+_THREE = re.compile(r"\d%?[\s,;]+-?\d[\d.]{0,20}(?:e[+-]?\d{1,3})?%?[\s,;]+-?\d")
+"""Three numbers in a row, which every list has: told in a fraction of the time of `_LIST`."""
 _LIST = re.compile(
     r"([A-Za-z][\w /.\-()%]{1,60}?)[\"']?\s*[:=]?\s*\[?\s*((?:-?\d[\d.]*(?:e[+-]?\d+)"
     r"?%?[\s,;]+){2,511}"
@@ -253,6 +255,8 @@ def _values(text: str, default: str | None) -> tuple[list[list[Any]], dict[str, 
 def _lists(text: str) -> dict[str, list[float]]:
     """Named lists of at least three numbers, such as tokens of each expert."""
     out: dict[str, list[float]] = {}
+    if not _THREE.search(text):
+        return out
     for found in _LIST.finditer(text):
         name = found[1].replace("\x00", " ")
         numbers = [number(v.rstrip("%")) for v in re.findall(r"[^\s,;]+", found[2])]
