@@ -87,13 +87,13 @@ from collectors.readers.logs import (
     trainer_lines,
 )
 from collectors.readers.logs.blocks import Summary, Tracebacks
-from collectors.readers.logs.prefix import Stripper
+from collectors.readers.logs.prefix import Line, Stripper
 from collectors.readers.logs.reading import Event, LogReading
+from collectors.readers.measured import documents
 from collectors.readers.measured.lines import Measurements
 
 if TYPE_CHECKING:
     from collectors.readers.artifact import Artifact
-    from collectors.readers.logs.prefix import Line
 
 KIND = "log"
 RULES = (
@@ -125,7 +125,7 @@ def sniff(head: bytes) -> bool:
     if not sample:
         return False
     if sample.lstrip().startswith(b"{") and b"\n{" not in sample and b"}\n" not in sample:
-        return False  # one JSON document that no reader of documents knows
+        return documents.holds_numbers(head)  # else one that no reader of documents knows
     odd = sum(b < 9 or 13 < b < 27 or 27 < b < 32 or b == 127 for b in sample)
     return odd <= _BINARY * len(sample) and sample.count(0) * 100 <= len(sample)
 
@@ -141,7 +141,7 @@ class _Scanner:
         self.nccl = nccl_lines.Info()
         self.tables = node_tables.Tables()
         self.values = config_lines.Values()
-        self.measurements = Measurements(reading.source.path)
+        self.measurements: Measurements | None = Measurements(reading.source.path)
         self.bus = gpu_bus.Bus()
         self.links = link_lines.Links()
         self.gpus = gpu_blocks.Blocks()
@@ -161,7 +161,7 @@ class _Scanner:
             self._failure(failure)
         if inside:
             return
-        row = self.measurements.feed(line)
+        row = None if self.measurements is None else self.measurements.feed(line)
         if row is not None:
             self.reading.measured.append((line, row))
         exception = self.tracebacks.feed(line)
@@ -279,6 +279,10 @@ def read(artifact: Artifact) -> Reading:
     problems: list[str] = []
     reading = LogReading(Source(artifact.path, KIND, "all"), modified_ns=artifact.modified_ns)
     scanner = _Scanner(reading)
+    document = documents.read(artifact)
+    if document is not None:
+        scanner.measurements = None
+        reading.measured = [(Line(0, ""), row) for row in document]
     for number, raw in artifact.lines(problems):
         scanner.feed(number, raw)
         if not reading.years and (found := times.YEAR.search(raw)):

@@ -119,13 +119,19 @@ def read(label: str) -> Named:
     return Named(told, " ".join(parts), " ".join(rest))
 
 
+_OF_PART = re.compile(
+    r"(?i)^(.+?)_(grad(?:ient)?(?:_?norm)?|loss|w?norm|hash|sha\w*|md5|checksum|digest)$"
+)
 _TAGGED = re.compile(
     r"(?i)^(?:ref|reference|baseline|expected|golden|ours|actual|single|ddp|fsdp|[tdpce]p\d+)$"
 )
 
 
 def _pieces(word: str) -> list[str]:
-    """ "ref_grad_norm" as "ref" and "grad_norm"; other words as they are."""
+    """ "ref_grad_norm" as "ref" and "grad_norm", "router_grad" as "router" and "grad"."""
+    part = _OF_PART.match(word)
+    if part is not None and _PARTS.match(part[1]) and not _quantity(part[1]):
+        return [part[1], part[2]]
     first, _, rest = word.partition("_")
     if rest and _TAGGED.match(first):
         return [first, rest]

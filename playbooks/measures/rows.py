@@ -259,6 +259,9 @@ def _values(row: Row, told: list[Any]) -> list[Value]:
         quantity, name = named.quantity, named.name
         if not quantity and not name and out and _only_variant(named.rest):
             quantity, name = out[-1].quantity, out[-1].name
+        plain = str(label).lower() in ("value", "val", "y", "")
+        if not quantity and not name and plain:
+            quantity = quantities.mentioned(row.about)
         if not quantity and name:
             mentioned = quantities.mentioned(row.about)
             if mentioned and len(texts) == 1 and _DISTANCE.search(row.about):

@@ -21,13 +21,7 @@ from playbooks.rules import (
     link_pcie,
     link_ports,
     link_rate,
-    numeric_aux,
-    numeric_copies,
-    numeric_logs,
-    numeric_restart,
-    numeric_runs,
-    numeric_samples,
-    numeric_tokens,
+    numeric,
     slow_logs,
 )
 
@@ -53,13 +47,7 @@ RULES: tuple[Callable[[Evidence, Policy], list[Finding]], ...] = (
     link_groups.rule,
     link_rate.rule,
     slow_logs.rule,
-    numeric_logs.rule,
-    numeric_copies.rule,
-    numeric_samples.rule,
-    numeric_restart.rule,
-    numeric_aux.rule,
-    numeric_tokens.rule,
-    numeric_runs.rule,
+    numeric.rule,
 )
 
 

@@ -18,6 +18,8 @@ from playbooks.rules.naming import root
 from playbooks.words import count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
     from playbooks.lines import Event
@@ -64,13 +66,27 @@ def _smooth(values: list[float]) -> list[float]:
     return [median(values[max(0, i - 1) : i + _WINDOW - 1]) for i in range(len(values))]
 
 
+def _restarts(evidence: Evidence, points: Sequence[Event]) -> bool:
+    """Whether a file tells of a restart between two of its losses."""
+    places = defaultdict(list)
+    for event in points:
+        places[event.row["source"]].append(numeric_scale.line(event))
+    attempts: dict[str, set[int]] = defaultdict(set)
+    for row in evidence.measures.rows:
+        told = places.get(row.source)
+        if told and told[0] <= row.line <= told[-1]:
+            attempts[row.source].add(row.attempt)
+    return any(len(seen) > 1 for seen in attempts.values())
+
+
 def _divergence(evidence: Evidence, curve: list[Event], policy: Policy) -> list[Finding]:
     points = []
     for event in curve:
         if numeric_nan.bad(event):
             break
         points.append(event)
-    if len(points) < _POINTS or evidence.lines.of("resume.from", "resume.none"):
+    resumed = evidence.lines.of("resume.from", "resume.none")
+    if len(points) < _POINTS or resumed or _restarts(evidence, points):
         return []
     loss = _smooth([e.number("loss") or 0.0 for e in points])
     low = min(range(len(loss)), key=lambda i: loss[i])

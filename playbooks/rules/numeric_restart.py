@@ -38,6 +38,15 @@ _COUNTER = re.compile(
     r"(?i)consumed|sample|position|offset|cursor|index|docs?\b|tokens?[ _]seen|seen|first[ _]id|"
     r"batch(?:es)?\b"
 )
+_STEPS = re.compile(
+    r"(?i)(?:adam|optim\w*|opt|sched\w*|scaler)[ _.]*(?:state)?[ _.]*(?:step|count|last_epoch|iter)"
+)
+"""A counter that optimizer or schedule keep of their own."""
+_LOADER = re.compile(r"(?i)loader|sampler|data|batch|sample|shard")
+_PLACE = re.compile(
+    r"(?i)\bposition|\bstart(?:ing|s)?(?:[ _](?:at|from))?[ _](?:index|batch|sample|offset|pos)|"
+    r"\bcursor|\boffset|\bskip\w*|start_idx|first (?:batch|sample)|fast-?forward\w*"
+)
 _LEAST = 3
 
 
@@ -47,7 +56,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     if not any(row.attempt for row in rows):
         return []
     state = _digests(rows, data=False)
-    data = _digests(rows, data=True) or _counter(rows) or _repeated(rows)
+    data = _digests(rows, data=True) or _counter(rows) or _position(rows) or _repeated(rows)
     if state:
         return state
     return data or numeric_state.rule(rows, policy)
@@ -143,7 +152,9 @@ def _series(rows: Sequence[Row]) -> dict[tuple[str, str], list[tuple[int, float,
             continue
         for value in row.values:
             one = value.number
-            counts = value.quantity == "data" and _COUNTER.search(value.label)
+            counts = (value.quantity == "data" and _COUNTER.search(value.label)) or (
+                _STEPS.search(value.label) is not None
+            )
             single = one is not None and len(value.texts) == 1 and value.rank in (None, 0)
             if counts and single and one is not None and one == int(one):
                 out[row.source, value.label].append((step, one, row))
@@ -165,6 +176,8 @@ def _counter(rows: Sequence[Row]) -> list[Finding]:
             moved = at - due
             if abs(moved) < 4 * slope or abs(moved) < 0.002 * abs(due):
                 continue
+            if _STEPS.search(label):
+                return [_behind(label, step, at, due, old[-1][2], row)]
             again = "repeated" if moved < 0 else "skipped"
             return [
                 _data_root(
@@ -175,6 +188,36 @@ def _counter(rows: Sequence[Row]) -> list[Finding]:
                     f"printed {at:.0f}",
                 )
             ]
+    return []
+
+
+def _behind(label: str, step: int, at: float, due: float, old: Row, new: Row) -> Finding:
+    return numeric_state.state_root(
+        f"At step {step} after the restart {label} is {at:.0f}, and {due:.0f} was due: that state "
+        "did not come back.",
+        [old, new],
+        f"{label} at step {step}: {at:.0f} instead of {due:.0f}",
+    )
+
+
+def _position(rows: Sequence[Row]) -> list[Finding]:
+    """The loader's place after the restart is 0, though steps were done before it."""
+    done = max((row.at("step") or 0 for row in rows if row.attempt == 0), default=0)
+    if done <= 0:
+        return []
+    for row in rows:
+        if row.attempt == 0 or not _LOADER.search(row.text):
+            continue
+        for value in row.values:
+            if _PLACE.search(value.label) and value.number == 0 and len(value.texts) == 1:
+                return [
+                    _data_root(
+                        f"After the restart {value.label} is 0, though {done} steps were done "
+                        "before: the data begin again.",
+                        [row],
+                        f"{value.label} = 0 at step {done}",
+                    )
+                ]
     return []
 
 

@@ -30,12 +30,16 @@ def read(text: str) -> Measured | None:
         except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
-            out = Measured()
-            subject = _subject(found)
-            out.head = subject
-            _walk(out, found, [subject] if subject else [], None, 0)
-            return out
+            return measured(found)
     return None
+
+
+def measured(found: dict[str, Any]) -> Measured:
+    """The values of one object."""
+    out = Measured()
+    out.head = _subject(found)
+    _walk(out, found, [out.head] if out.head else [], None, 0)
+    return out
 
 
 def _subject(found: dict[str, Any]) -> str:
