@@ -26,6 +26,7 @@ _PER_RANK = re.compile(
     r"(?:(?P<axis>tp|dp|pp|cp|ep|data|tensor)[ -])?(?:ranks?|replicas?|gpus?|copies|workers?)\b|"
     r"\branks? ?\d+ ?(?:\.\.+|-|to) ?\d+|\brank0\b|(?P<local>\blocal\b)"
 )
+_COORDINATE = re.compile(r"(?i)^(tp|dp|pp|cp)(\d{1,5})$")
 _AXES = {"data": "dp", "tensor": "tp"}
 _STATE = ("weight", "gradient", "optimizer", "random", "data", "activation", "loss")
 
@@ -74,8 +75,9 @@ def spreads(rows: Sequence[Row], layout: Layout) -> list[Spread]:
     out: list[Spread] = []
     counts: dict[tuple[object, ...], int] = defaultdict(int)
     for row in rows:
+        out.extend(_inline(row))
         for value in row.values:
-            quantity = value.quantity or mentioned(row.about)
+            quantity = value.quantity or mentioned(value.label) or mentioned(row.about)
             if quantity not in _STATE:
                 continue
             listed = _listed(row, value, layout)
@@ -90,6 +92,27 @@ def spreads(rows: Sequence[Row], layout: Layout) -> list[Spread]:
     out.extend(found.values())
     out.sort(key=lambda s: (s.row.section, s.row.line))
     return [s for s in out if len(s.values) > 1]
+
+
+def _inline(row: Row) -> list[Spread]:
+    """Values that one line tells apart by coordinate: "tp0 9f3a tp1 77c2"."""
+    found: dict[str, dict[int, Value]] = defaultdict(dict)
+    for value in row.values:
+        told = [m for w in value.rest.split() if (m := _COORDINATE.match(w))]
+        if len(told) == 1 and value.rank is None:
+            found[told[0][1].lower()].setdefault(int(told[0][2]), value)
+    out = []
+    for axis, values in found.items():
+        if 0 not in values or len(values) < 2:
+            continue
+        first = values[0]
+        quantity = first.quantity or mentioned(first.label) or mentioned(row.about)
+        if quantity in _STATE:
+            one = _new(row, first, quantity, axis)
+            one.values = {r: v.texts for r, v in values.items()}
+            one.items = dict.fromkeys(values, row.item)
+            out.append(one)
+    return out
 
 
 def _add(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from playbooks.measures.rows import Row
 
 _FIELDS = {"loss": "loss", "gradient": "grad_norm", "scale": "loss_scale", "rate": "learning_rate"}
-_OTHER = re.compile(r"(?i)\bval|\beval|\btest|\baux|\blocal\b|\bz[_ ]?loss|per rank|ppl|perplex")
+_OTHER = re.compile(
+    r"(?i)\bval(?!ue\b)|\beval|\btest|\baux|\blocal\b|\bz[_ ]?loss|per rank|ppl|perplex"
+)
 _SHARE = re.compile(r"(?i)\b(?:share|fraction|frac|top|max)\b")
 _EXPERTS = re.compile(r"(?i)expert|router|load|token")
 _COUNT = re.compile(r"(?i)(\d{1,5}) experts|experts\W{1,3}(\d{1,5})")

@@ -15,7 +15,7 @@ _QUANTITIES = (
     ("scale", r"scale|loss[ _-]scale|grad[ _-]scale|scaler"),
     ("rate", r"lr|learning[ _-]?rate"),
     ("optimizer", r"optim\w*|exp_avg\w*|moments?|adam\w*|momentum|master"),
-    ("random", r"rng\w*|dropout\w*|masks?|random|cuda[ _]state|philox|generator"),
+    ("random", r"seeds?|rng\w*|dropout\w*|masks?|random|cuda[ _]state|philox|generator"),
     ("gradient", r"grads?|gradients?|gnorm|grad_?norms?|∇\w*|\|+g\w*\|+(?:_\w+)?|g_?norm|dw"),
     ("auxiliary", r"aux\w*|balanc\w*|load_balancing\w*|z_?loss"),
     (
@@ -39,7 +39,19 @@ _QUANTITIES = (
 _MATCH = tuple((name, re.compile(rf"(?i)^(?:{pattern})$")) for name, pattern in _QUANTITIES)
 _PLAIN = {"norm", "sum", "hash", "sha1", "sha", "sha256", "md5", "crc32", "digest", "checksum"}
 _PLAIN |= {"l2", "max", "mean", "abs", "value", "the", "of", "after", "before", "step", "at", "all"}
-_PLAIN |= {"per", "rank", "ranks", "tp", "dp", "pp", "logged", "reported", "total", "local"}
+_PLAIN |= {
+    "per",
+    "rank",
+    "ranks",
+    "tp",
+    "dp",
+    "pp",
+    "printed",
+    "logged",
+    "reported",
+    "total",
+    "local",
+}
 _PLAIN |= {"reduction", "norms", "first", "train", "training", "rel", "fingerprint", "crc"}
 _PARTS = re.compile(
     r"(?i)^(?:embed\w*|lm_head|head|final_norm|\w*norm\d*|router\w*|gate\w*|mlp\w*|attn\w*|qkv\w*|"
@@ -53,14 +65,14 @@ _WHOLE = re.compile(
 """Words that look like a module and are a measure, or nothing."""
 _REFERENCE = re.compile(
     r"(?i)^(?:ref\w*|baseline|expected|golden|single|one|dense|sequential|unsharded|1gpu|truth|"
-    r"tp1|dp1|pp1|serial)$"
+    r"tp1|dp1|pp1|serial|recomput\w*|recalculat\w*)$"
 )
 _WORD = re.compile(r"[^\s=:()/,@]+")
 
 
 VARIANT = re.compile(
     r"(?i)^(?:ours?|actual|got|tests?|parallel|ddp|fsdp\d?|zero\d?|[tdpce]p\d*|[ab]|run\w*|new|old|this|"
-    r"current|n?gpus?\d*|distributed|sharded|copy\w*|ours\w*|mine|them|theirs)$"
+    r"current|n?gpus?\d*|(?:ga|acc|accum|gas)\d+|distributed|sharded|copy\w*|ours\w*|mine|them|theirs)$"
 )
 """Words that tell one run from another and not what is printed."""
 
@@ -93,6 +105,22 @@ def run_words(rest: str) -> str:
     if any(_REFERENCE.match(w) for w in words):
         return "reference"
     return " ".join(w for w in words if VARIANT.match(w))
+
+
+_SETTING = re.compile(r"(?i)^(tp|dp|pp|cp|ep|gpus?|ga|acc|accum|gas)(\d{1,6})$")
+_SETTING_NAMES = {"gpu": "world", "gpus": "world"}
+_SETTING_NAMES |= dict.fromkeys(("ga", "acc", "accum", "gas"), "accumulation")
+
+
+def settings(rest: str) -> dict[str, float]:
+    """Sizes that the words of a run name: "dp8", "ga4", "gpus2"."""
+    out = {}
+    for word in rest.split():
+        found = _SETTING.match(word)
+        if found and int(found[2]) > 0:
+            name = found[1].lower()
+            out[_SETTING_NAMES.get(name, name)] = float(found[2])
+    return out
 
 
 def _quantity(word: str) -> str:

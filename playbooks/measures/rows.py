@@ -95,6 +95,8 @@ class Row:
     values: list[Value] = field(default_factory=list)
     lead: str = ""
     """The line of context above it ("rank 3, step 500:") whose context holds for it too."""
+    since: int = 0
+    """Line of the last restart before it, 0 for none."""
     attempt: int = 0
     """How many restarts its file told of before it."""
 
@@ -159,6 +161,7 @@ class _File:
         self.heading = ""
         self.title = ""
         self.attempt = 0
+        self.since = 0
         self.lead: Row | None = None
         self.measured = False
 
@@ -169,7 +172,7 @@ class _File:
             row = self._row(raw, fields)
             self._inherit(row, bool(fields["values"]))
             self._follow(row, bool(fields["values"]))
-            row.section, row.attempt = self.section, self.attempt
+            row.section, row.attempt, row.since = self.section, self.attempt, self.since
             row.settings = {**self.fixed, **self.own, **_settings(row)}
             row.about = " / ".join([self.title, self.heading, *self.prologue, self.name]).strip(
                 " /"
@@ -180,11 +183,14 @@ class _File:
 
     def _inherit(self, row: Row, has_values: bool) -> None:
         """A line of place alone leads those below that have none of their own."""
-        placed = any(key in row.context for key in _PLACES)
-        if placed:
-            self.lead = None if has_values else row
+        own = {key for key in _PLACES if key in row.context}
+        lead = {} if self.lead is None else self.lead.context
+        if own and not has_values:
+            self.lead = row
+        elif own & lead.keys():
+            self.lead = None
         elif self.lead is not None and row.kind != "heading":
-            told = {k: v for k, v in self.lead.context.items() if k in _PLACES}
+            told = {k: v for k, v in lead.items() if k in _PLACES}
             row.context = {**told, **row.context}
             row.rank = self.lead.rank if row.rank is None else row.rank
             row.lead = self.lead.text[:200]
@@ -202,8 +208,9 @@ class _File:
     def _follow(self, row: Row, has_values: bool) -> None:
         """What this row begins: another section, another attempt, or the file's settings."""
         told = _settings(row)
-        if _RESTART.search(row.text) and row.kind in ("heading", "checked"):
+        if _RESTART.search(row.text) and row.kind in ("heading", "checked", "title"):
             self.attempt += 1
+            self.since = row.line
             return
         placed = row.rank is not None or row.at("step", "epoch") is not None
         if row.kind == "title" and (self.measured or len(self.prologue) >= _PROLOGUE):
@@ -262,6 +269,8 @@ def _values(row: Row, told: list[Any]) -> list[Value]:
         plain = str(label).lower() in ("value", "val", "y", "")
         if not quantity and not name and plain:
             quantity = quantities.mentioned(row.about)
+        if not quantity and not name:
+            quantity = _explained(str(label), row.about)
         if not quantity and name:
             mentioned = quantities.mentioned(row.about)
             if mentioned and len(texts) == 1 and _DISTANCE.search(row.about):
@@ -279,7 +288,7 @@ def _values(row: Row, told: list[Any]) -> list[Value]:
                 named.rest,
                 named.reference,
                 tuple(str(t) for t in texts),
-                *_place(rank, row),
+                *(_place(rank, row) if not named.reference else (row.rank, "")),
             )
         )
     return out
@@ -288,6 +297,15 @@ def _values(row: Row, told: list[Any]) -> list[Value]:
 def _place(rank: object, row: Row) -> tuple[int | None, str]:
     found = re.fullmatch(r"([a-z]{0,4})(\d{1,9})", rank) if isinstance(rank, str) else None
     return (int(found.group(2)), found.group(1)) if found else (row.rank, "")
+
+
+def _explained(label: str, about: str) -> str:
+    """The quantity of a bare word that the heading explains: "printed" of "printed loss, ..."."""
+    words = label.split()
+    if not words or len(words) > 2 or not words[-1].isalpha():
+        return ""
+    found = re.search(rf"\b{re.escape(words[-1])}\s+([\w ]+?)\s*(?:[,;:)/]|$)", about)
+    return quantities.read(found[1]).quantity if found else ""
 
 
 def _only_variant(rest: str) -> bool:

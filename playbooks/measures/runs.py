@@ -76,7 +76,7 @@ def read(rows: Sequence[Row]) -> list[Run]:
             number = value.number
             if value.rank not in (None, 0) or number is None or not _is_one(value, number):
                 continue
-            settings = {**_told(value), **value.settings}
+            settings = {**_told(value), **value.settings, **quantities.settings(value.rest)}
             variant = quantities.run_words(value.rest)
             key = (row.source, row.section, row.attempt, variant, tuple(sorted(settings.items())))
             run = runs.get(key)

@@ -80,7 +80,8 @@ def _dead_auxiliary(pairs: Sequence[tuple[Run, Run]]) -> list[Finding]:
         losses = [f for q, n in one.series if q == "loss" and (f := fit(one, other, q, n))]
         moved = [f for _, f in router if abs(f.ratio - 1) > 1e-4 or f.spread > 1e-3]
         judged = router or [("loss", f) for f in losses if f.points >= 4]
-        if moved or not judged or any(abs(f.ratio - 1) > 1e-4 for f in losses):
+        apart = not router and any(abs(f.ratio - 1) > 1e-4 for f in losses)
+        if moved or not judged or apart:
             continue
         name, same = judged[0]
         return [

@@ -96,7 +96,7 @@ def _split(table: _Table, layout: Layout, policy: Policy) -> Finding | None:
     bad = [n for n, d in table.apart.items() if d > policy.parity_apart]
     if not bad or len(good) < 2 or len(good) + len(bad) < 0.9 * len(table.apart):
         return None
-    if len(good) < 0.3 * len(table.apart):
+    if len(good) < 0.15 * len(table.apart):
         return None
     ratios = [table.ratio[n] for n in bad if n in table.ratio]
     factor = median(ratios) if ratios else None

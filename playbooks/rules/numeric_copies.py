@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from playbooks.rules import numeric_drift
 from playbooks.rules.naming import root
 from playbooks.words import count
 
@@ -39,6 +40,8 @@ _AFTER = re.compile(
 )
 _EXPERT = re.compile(r"(?i)experts?\b(?!.*router)")
 _INIT = re.compile(r"(?i)\binit|construct|before (?:the )?(?:first )?step|after build|at start")
+_NEAR = 64
+"""Lines after a restart in which a first check is one of what was loaded."""
 _REGION = re.compile(r"(?i)\bhead|shard|\battention|parallel region|model[- ]parallel")
 
 
@@ -46,18 +49,20 @@ def rule(evidence: Evidence, _: Policy) -> list[Finding]:
     """Weights of replicas, of one class of copies, of shards; masks and random states."""
     spreads = evidence.measures.spreads
     if not spreads:
-        return []
+        return numeric_drift.rule(evidence)
     layout = evidence.measures.layout
     weights = [s for s in spreads if s.quantity in ("weight", "optimizer") or _reduced(s)]
     tensor = _streams(spreads, layout)
     if tensor:
         return tensor
-    return _weights(weights, layout)
+    return _weights(weights, layout) or numeric_drift.rule(evidence)
 
 
 def _reduced(spread: Spread) -> bool:
     """Whether gradients are told to be those after the reduction, which copies share."""
-    return spread.quantity == "gradient" and _AFTER.search(_words(spread)) is not None
+    return spread.quantity == "gradient" and None is not _AFTER.search(
+        f"{_words(spread)} {spread.row.about}"
+    )
 
 
 def _words(spread: Spread) -> str:
@@ -133,7 +138,8 @@ def _diverged(bad: list[tuple[Spread, list[int]]], good: list[Spread], axis: str
     if axis != "dp":
         return []
     restarted = first.row.attempt > 0 and all(s.row.attempt < first.row.attempt for s in before)
-    if restarted and before:
+    close = first.row.since and first.row.line - first.row.since <= _NEAR
+    if restarted and (before or close):
         return [_not_restored(first, members, items)]
     at_init = not before and (first.step in (0, None) or _INIT.search(_words(first)) is not None)
     why = "init" if at_init else "unsynchronised-step" if before else "unknown"
@@ -196,7 +202,7 @@ def _not_restored(first: Spread, members: list[int], items: list[Item]) -> Findi
     return root(
         "numeric.resume-state",
         "likely",
-        f"Equal before the restart, {first.label or first.name} differs between ranks after it "
+        f"After the restart {first.label or first.name} differs between ranks "
         f"({first.place}: {first.shown(members)}): not all of them loaded the same state.",
         [],
         more=items,

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from playbooks.policy import Policy
 
 _UNION = re.compile(r"(?i)\bunion|\bunique|\bdistinct")
+_COMMON = re.compile(
+    r"(?i)\bintersect\w*|\boverlap\w*|\bin common|\bshared by|"
+    r"\brank ?\d+\W{1,3}(?:and |with )?rank ?\d+|\bduplicate"
+)
+_SAMPLES = re.compile(r"(?i)\bids?\b|\bsamples?\b|\bindices|sample_ids")
+_OF = re.compile(r"\b(\d[\d,]*) ?(?:of|/|out of) ?(\d[\d,]*)\b")
+_PERCENT = re.compile(r"\b(\d{1,3}(?:\.\d+)?) ?%")
 _SIZE = re.compile(
     r"(?i)\b(?:data ?set|train(?:ing)? (?:set|data|samples|examples)|num_?examples|examples)\b"
 )
@@ -33,8 +40,10 @@ _EPOCH = re.compile(
 
 
 def rule(measures: Measures, policy: Policy) -> list[Finding]:
-    """Distinct samples first, then the length of an epoch."""
-    return _union(measures.rows, policy) or _length(measures, policy)
+    """Distinct samples first, then what ranks share, then the length of an epoch."""
+    return (
+        _union(measures.rows, policy) or _shared(measures.rows, policy) or _length(measures, policy)
+    )
 
 
 def _union(rows: Sequence[Row], policy: Policy) -> list[Finding]:
@@ -78,6 +87,33 @@ def _drawn(near: Sequence[Value], distinct: float) -> tuple[float, Value] | None
                 continue
             return total, value
     return None
+
+
+def _shared(rows: Sequence[Row], policy: Policy) -> list[Finding]:
+    """Samples that two ranks have in common, as a share of what they read."""
+    for row in rows:
+        words = f"{row.text} {row.lead} {row.about}"
+        if not _COMMON.search(row.text) or not _SAMPLES.search(words):
+            continue
+        found = _OF.search(row.text)
+        percent = _PERCENT.search(row.text)
+        if found and float(found[2].replace(",", "")):
+            part, whole = (float(found[i].replace(",", "")) for i in (1, 2))
+            share, told = part / whole, f"{part:.0f} of {whole:.0f}"
+        elif percent:
+            share, told = float(percent[1]) / 100, f"{percent[1]} %"
+        else:
+            continue
+        if policy.shared_samples < share <= 1:
+            return [
+                overlap(
+                    f"Two ranks have {told} of their samples in common.",
+                    "seed-per-rank",
+                    [row.item],
+                    f"share {share:.3f} (must be 0)",
+                )
+            ]
+    return []
 
 
 def _length(measures: Measures, policy: Policy) -> list[Finding]:

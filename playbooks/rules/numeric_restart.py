@@ -47,15 +47,19 @@ _PLACE = re.compile(
     r"(?i)\bposition|\bstart(?:ing|s)?(?:[ _](?:at|from))?[ _](?:index|batch|sample|offset|pos)|"
     r"\bcursor|\boffset|\bskip\w*|start_idx|first (?:batch|sample)|fast-?forward\w*"
 )
+_WHEN = re.compile(
+    r"^(?:sav\w*|load\w*|restor\w*|resum\w*|at|step|the|checkpoint|ckpt|before|after|re-?start|from)$"
+)
 _LEAST = 3
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Data first where its own numbers say so and no state differs; else state."""
     rows = evidence.measures.rows
-    if not any(row.attempt for row in rows):
+    both = any(_SAVED.search(r.text) for r in rows) and any(_LOADED.search(r.text) for r in rows)
+    if not any(row.attempt for row in rows) and not both:
         return []
-    state = _digests(rows, data=False)
+    state = _digests(rows, data=False) or numeric_state.ranks(evidence)
     data = _digests(rows, data=True) or _counter(rows) or _position(rows) or _repeated(rows)
     if state:
         return state
@@ -99,15 +103,27 @@ def _digests(rows: Sequence[Row], *, data: bool) -> list[Finding]:
                 return [_unlike(value, due, data)]
             if data or (value.quantity not in _STATE and not _is_digest(value)):
                 continue
-            key = (value.quantity, value.name, _last_word(value.label))
+            key = (value.quantity, value.name, _plain(value.label))
             words = f"{row.lead} {row.text}"
             if _SAVED.search(words):
                 saved[key] = value
                 continue
             due = saved.get(key) if _LOADED.search(words) else None
-            if due is not None and due.texts != value.texts and due.rank == value.rank:
+            if due is not None and due.rank == value.rank and not _alike(due, value):
                 return [_unlike(value, due, data)]
     return []
+
+
+def _alike(one: Value, other: Value) -> bool:
+    """Equal to the character, or in the digits that were printed."""
+    if len(one.texts) != len(other.texts):
+        return False
+    for a, b in zip(one.texts, other.texts, strict=True):
+        x, y = number(a), number(b)
+        near = x is not None and y is not None and abs(x - y) <= 1e-3 * max(abs(x), abs(y))
+        if a != b and not near:
+            return False
+    return True
 
 
 def _is_digest(value: Value) -> bool:
@@ -118,9 +134,10 @@ def _same_sort(one: Value, other: Value) -> bool:
     return (number(one.texts[0]) is None) == (number(other.texts[0]) is None)
 
 
-def _last_word(label: str) -> str:
-    words = label.split()
-    return words[-1].lower() if words else ""
+def _plain(label: str) -> str:
+    """A label without the words that tell when it was printed."""
+    words = label.lower().split()
+    return " ".join(w for w in words if not _WHEN.match(w))
 
 
 def _unlike(value: Value, wanted: Value, data: bool) -> Finding:
@@ -150,6 +167,9 @@ def _series(rows: Sequence[Row]) -> dict[tuple[str, str], list[tuple[int, float,
         step = row.at("step")
         if step is None:
             continue
+        batch = row.at("batch")
+        if batch is not None and row.rank in (None, 0):
+            out[row.source, "batch of the epoch"].append((step, float(batch), row))
         for value in row.values:
             one = value.number
             counts = (value.quantity == "data" and _COUNTER.search(value.label)) or (
@@ -172,6 +192,8 @@ def _counter(rows: Sequence[Row]) -> list[Finding]:
             if slope is None or not new:
                 continue
             step, at, row = new[0]
+            if old[-1][2].at("epoch") != row.at("epoch"):
+                continue
             due = old[-1][1] + slope * (step - old[-1][0])
             moved = at - due
             if abs(moved) < 4 * slope or abs(moved) < 0.002 * abs(due):

@@ -210,7 +210,7 @@ def _epochs(rows: Sequence[Row]) -> list[Finding]:
                 pairs.add((epoch, epoch + 1))
                 items = items or [one[place][1].item, other[place][1].item]
                 shown = shown or " ".join(one[place][0][:4])
-    if compared < 3 or repeated < 0.95 * compared:
+    if compared < 2 or repeated < 0.95 * compared:
         return []
     epochs = sorted({e for pair in pairs for e in pair})
     return [
@@ -239,7 +239,7 @@ def _orders(rows: Sequence[Row]) -> dict[tuple[str, int | None, int, int], _Sequ
         if epoch is None:
             continue
         for value in row.values:
-            quantity = value.quantity or mentioned(row.about)
+            quantity = value.quantity or mentioned(value.label) or mentioned(row.about)
             counted = _COUNTED.search(value.label) and not _digest(value.texts)
             if quantity != "data" or counted:
                 continue

@@ -7,16 +7,18 @@ finding; a jump counts only where the loss leaves its level there.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from playbooks.measures.rows import number
 from playbooks.rules.naming import root
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from playbooks.evidence import Evidence
     from playbooks.finding import Finding
     from playbooks.measures.rows import Row
     from playbooks.policy import Policy
@@ -32,9 +34,51 @@ _LOST = re.compile(
 )
 
 
+_GOES_ON = re.compile(r"(?i)\bresum|\bstart|\bload|\bbegin|\bcontinu")
+_STEP = re.compile(r"(?i)^(?:\w+ )?(?:global[_ ])?(?:step|iteration)(?: counter| count)?$")
+
+
 def rule(rows: Sequence[Row], policy: Policy) -> list[Finding]:
     """Numbers first, then words."""
     return _settings(rows, policy) or _lost(rows)
+
+
+def ranks(evidence: Evidence) -> list[Finding]:
+    """Steps or rates at which ranks go on after a restart, not the same on all of them."""
+    for spread_label, by_rank in _firsts(evidence.measures.rows).items():
+        values = Counter(text for text, _ in by_rank.values())
+        if len(by_rank) < 2 or len(values) < 2:
+            continue
+        most, times = values.most_common(1)[0]
+        odd = [r for r, (text, _) in by_rank.items() if text != most]
+        zero = [r for r, (text, _) in by_rank.items() if number(text) == 0]
+        named = zero or (odd if 2 * times > len(by_rank) else [])
+        shown = ", ".join(f"rank {r}: {t}" for r, (t, _) in list(by_rank.items())[:8])
+        other = next((r for r in odd), None)
+        first = next(row for _, row in by_rank.values())
+        items = [first] if other is None else [first, by_rank[other][1]]
+        found = state_root(
+            f"After the restart ranks go on with different {spread_label} ({shown}): not all of "
+            "them loaded the checkpoint.",
+            items,
+            f"{spread_label}: {dict(values)}",
+        )
+        return [found.but(ranks=tuple(sorted(named)))]
+    return []
+
+
+def _firsts(rows: Sequence[Row]) -> dict[str, dict[int, tuple[str, Row]]]:
+    """{what: {rank: (value, row)}} of each rank's first step and rate after the restart."""
+    out: dict[str, dict[int, tuple[str, Row]]] = defaultdict(dict)
+    for row in rows:
+        if row.attempt == 0 or row.rank is None:
+            continue
+        if "step" in row.context and _GOES_ON.search(row.text):
+            out["step"].setdefault(row.rank, (row.context["step"], row))
+        for value in row.values:
+            if _STEP.search(value.label) and value.number is not None and len(value.texts) == 1:
+                out[value.label].setdefault(row.rank, (value.texts[0], row))
+    return out
 
 
 def state_root(summary: str, items: Sequence[Row], formula: str | None) -> Finding:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from collectors.readers.measured import context
-from collectors.readers.measured.words import DIGEST, OPAQUE, VALUE, Measured
+from collectors.readers.measured.words import DIGEST, OPAQUE, VALUE, Measured, read
 
 _WIDE = re.compile(r"\s{2,}|\t")
 RULE = re.compile(r"^[\s|:+=-]{3,}$")
@@ -24,6 +24,12 @@ _ASSIGNED = re.compile(r"[:=]\s*[-+\d\[]")
 TITLE = "|"
 """Head of a Measured that stands for a header line."""
 _NORM = re.compile(r"\|{1,2}([A-Za-z]\w*)\|{1,2}(?!\w)")
+_RANKS = re.compile(
+    r"(?i)(?:(?:step|name|param\w*|tensor|iteration|epoch)[\s|]+)?(?:(?:tp |dp |pp |global )?"
+    r"(?:rank|gpu|r)[ _#]?\d{1,6}[\s|,]*){2,64}"
+)
+"""A header of ranks alone, over rows that begin as they like."""
+_EACH = re.compile(r"(?i)(tp|dp|pp|)\s?(?:global )?\b(?:rank|gpu|r)[ _#]?(\d{1,6})")
 _CELLS = 64
 _LIST = re.compile(r"^\[[^\[\]]*\]$")
 _MISSES = 40
@@ -69,7 +75,17 @@ class Tables:
             cells = [c.strip() for c in found.group(1).split(",")]
             self._begin({"said": cells})
             return None
-        if self.header:
+        ranks = _RANKS.fullmatch(text.strip().strip("|").strip())
+        if ranks is not None:
+            self._begin({"ranks": [a.lower() + n for a, n in _EACH.findall(text)]})
+            return Measured(head=TITLE)
+        if "ranks" in self.header:
+            row = _by_ranks(text, self.header["ranks"])
+            if row is not None:
+                self.rows += 1
+                self.missed = 0
+                return row
+        elif self.header:
             row = self._row(text)
             if row is not None:
                 self.rows += 1
@@ -138,6 +154,27 @@ class Tables:
             label = " ".join([*subject, *([] if by_rank else [name])]).strip()
             out.values.append((label, values, by_rank.group(1) if by_rank else None))
         return out
+
+
+def _by_ranks(text: str, ranks: list[str]) -> Measured | None:
+    """A row that ends in one value for each rank of the header."""
+    parts = [p for p in re.split(r"[\s|,]+", text.strip()) if p]
+    values = parts[len(parts) - len(ranks) :]
+    if len(parts) < len(ranks) or not all(
+        VALUE.fullmatch(v) or v == "-" or (OPAQUE.match(v) and len(v) >= 6) for v in values
+    ):
+        return None
+    before = " ".join(parts[: len(parts) - len(ranks)])
+    out = read(before)
+    if not out.context and out.values:
+        return None
+    bare = re.fullmatch(r"\d{1,12}", before)
+    if bare:
+        out.context["step"] = before
+    label = " ".join(w for w in before.split() if not w.strip(":").isdigit() and w != "step")
+    label = label.strip(": ") if "step" not in label else ""
+    out.values = [(label, [v], r) for v, r in zip(values, ranks, strict=True) if v != "-"]
+    return out
 
 
 def _digest(name: str, cell: str) -> bool:

@@ -41,6 +41,8 @@ DIGEST = re.compile(r"(?i)(?:hash|sha\w*|md5|crc\w*|digest|checksum|fingerprint|
 _COUNT = re.compile(r"(?i)^(?:gpus?|ranks|processes|devices|cards)$")
 VALUE = re.compile(rf"{_NUM}%?|{_HEX}|[-+]?(?:nan|inf)")
 _QUOTES = str.maketrans({"'": " ", '"': " "})
+_MANY = re.compile(r"\b(\d{1,5})(?: ?[x\u00d7] ?(?:[AHVBL]\d{2,3}\w*|[Gg][Pp][Uu]s?)| GPUs?)\b")
+_CUT = re.compile(r"^(\d{1,5})x(\d{1,6})$")
 OPAQUE = re.compile(r"^(?=.*\d)[A-Za-z0-9]{4,64}$")
 
 
@@ -182,10 +184,15 @@ def _is_coordinate(label: list[str]) -> bool:
     return low.endswith((" rank", "_rank", "-rank"))
 
 
+def _gpus(text: str) -> str:
+    """Runs told apart by their GPUs in one line ("1 x A100 ... 4 x A100 ...") as words of a run."""
+    return _MANY.sub(r"gpus\1 ", text) if len(_MANY.findall(text)) > 1 else text
+
+
 def read(text: str) -> Measured:
     """The labelled values of one line; empty when it has none."""
     parser = _Parser()
-    for token in _TOKEN.finditer(_TIME.sub(" ", text.translate(_QUOTES))):
+    for token in _TOKEN.finditer(_TIME.sub(" ", _gpus(text.translate(_QUOTES)))):
         kind, said = token.lastgroup, token.group()
         if kind in ("word", "norm"):
             if said == "of" and parser.values:
@@ -202,6 +209,10 @@ def read(text: str) -> Measured:
             parser.joined = bool(parser.values)
         elif kind == "comma":
             parser.comma()
+        elif kind == "other" and (cut := _CUT.match(said)) is not None:
+            parser.flush()
+            parser.out.context.setdefault("accumulation", cut[1])
+            parser.out.context.setdefault("micro_batch", cut[2])
         elif kind == "range":
             parser.flush()
             parser.label.append(said)
