@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from playbooks.measures.quantities import mentioned
-from playbooks.measures.rows import same
+from playbooks.measures.values import same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from playbooks.finding import Item
     from playbooks.measures.layout import Layout
-    from playbooks.measures.rows import Row, Value
+    from playbooks.measures.values import Row, Value
 
 _PER_RANK = re.compile(
     r"(?i)\b(?:per|of|by|on|over|across|each|every|all)[ -](?:(?:each|every|all|the|\d+) )?"

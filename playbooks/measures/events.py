@@ -10,12 +10,12 @@ import re
 from typing import TYPE_CHECKING
 
 from playbooks.lines import Event
-from playbooks.measures.rows import number
+from playbooks.measures.values import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from playbooks.measures.rows import Row
+    from playbooks.measures.values import Row
 
 _FIELDS = {"loss": "loss", "gradient": "grad_norm", "scale": "loss_scale", "rate": "learning_rate"}
 _OTHER = re.compile(

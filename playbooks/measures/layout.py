@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from playbooks.lines import Lines
-    from playbooks.measures.rows import Row
+    from playbooks.measures.values import Row
 
 AXES = ("tp", "cp", "dp", "pp")
 _MODEL = ("tp", "cp", "pp")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from playbooks.finding import Item
-    from playbooks.measures.rows import Row, Value
+    from playbooks.measures.values import Row, Value
 
 KEPT = ("loss", "gradient", "weight", "auxiliary", "rate")
 _LOCAL = re.compile(r"(?i)\blocal\b|per rank|before (?:the )?(?:all-?)?reduc|valid|eval\b|test\b")
@@ -163,3 +163,14 @@ def fit(one: Run, other: Run, quantity: str, name: str, most: int = 20) -> Fit |
         pairs[0],
         pairs[-1],
     )
+
+
+def typical(one: Run, other: Run, quantity: str) -> tuple[float, float, Fit] | None:
+    """(ratio, spread over names and steps, a fit to show) of all series of a quantity."""
+    fits = [f for n in one.names(quantity) if (f := fit(one, other, quantity, n, most=5))]
+    if not fits:
+        return None
+    ratio = median(f.ratio for f in fits)
+    if ratio <= 0:
+        return None
+    return ratio, max(max(abs(f.ratio / ratio - 1), f.spread) for f in fits), fits[0]

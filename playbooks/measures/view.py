@@ -11,6 +11,7 @@ from playbooks.measures.layout import Layout
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.lines import Event
+    from playbooks.measures.values import Row
 
 
 class Measures:
@@ -20,7 +21,7 @@ class Measures:
         self.evidence = evidence
 
     @cached_property
-    def rows(self) -> list[rows.Row]:
+    def rows(self) -> list[Row]:
         """All rows in order."""
         return rows.read(self.evidence.collected)
 

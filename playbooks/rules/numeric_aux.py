@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
-    from playbooks.measures.rows import Row, Value
+    from playbooks.measures.values import Row, Value
     from playbooks.policy import Policy
 
 

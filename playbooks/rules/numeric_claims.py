@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
     from playbooks.measures.layout import Layout
-    from playbooks.measures.rows import Row
+    from playbooks.measures.values import Row
     from playbooks.policy import Policy
 
 _CLAUSE = re.compile(r"[;|]|\.\s|, (?=and |but |while )| but | while |\((?!.*\brank)")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding, Item
     from playbooks.measures.layout import Layout
-    from playbooks.measures.rows import Row
+    from playbooks.measures.values import Row
     from playbooks.policy import Policy
 
 _LEAST = 3

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding, Item
-    from playbooks.measures.rows import Row
+    from playbooks.measures.values import Row
     from playbooks.policy import Policy
 
 _CALL = re.compile(r"\bDistributedSampler\s*\(")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from playbooks.measures.rows import number
+from playbooks.measures.values import number
 from playbooks.rules.naming import root
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from playbooks.finding import Finding, Item
-    from playbooks.measures.rows import Row, Value
+    from playbooks.measures.values import Row, Value
     from playbooks.measures.view import Measures
     from playbooks.policy import Policy
 

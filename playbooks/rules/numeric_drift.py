@@ -15,7 +15,7 @@ from playbooks.words import count
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
-    from playbooks.measures.rows import Value
+    from playbooks.measures.values import Value
 
 _WEIGHTS = re.compile(r"(?i)weight|param|\bw_|\|w|replica")
 _BETWEEN = re.compile(

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from playbooks import knowledge
-from playbooks.measures.rows import number
+from playbooks.measures.values import number
 from playbooks.rules.naming import root
 from playbooks.words import ranks_words
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from playbooks.measures.rows import number
+from playbooks.measures.values import number
 from playbooks.rules import numeric_state
 from playbooks.rules.naming import root
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
-    from playbooks.measures.rows import Row, Value
+    from playbooks.measures.values import Row, Value
     from playbooks.policy import Policy
 
 _EXPECTED = re.compile(r"(?i)\bexpected|should be|\bwanted")

@@ -9,13 +9,11 @@ differ explains it as well.
 from __future__ import annotations
 
 import math
-import re
 from itertools import combinations
-from statistics import median
 from typing import TYPE_CHECKING
 
-from playbooks.measures.runs import Fit, Run, fit
-from playbooks.rules import numeric_classes
+from playbooks.measures.runs import Fit, Run, fit, typical
+from playbooks.rules import numeric_classes, numeric_printed
 from playbooks.rules.naming import root
 from playbooks.words import count
 
@@ -40,22 +38,11 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         classes
         or _factor(pairs, policy)
         or _accumulation(pairs, policy)
-        or _printed(pairs, evidence, policy)
+        or numeric_printed.rule(pairs, evidence, policy)
     )
 
 
 # --- factors -------------------------------------------------------------------------------------
-
-
-def _typical(one: Run, other: Run, quantity: str) -> tuple[float, float, Fit] | None:
-    """(ratio, spread over names and steps, a fit to show) of all series of a quantity."""
-    fits = [f for n in one.names(quantity) if (f := fit(one, other, quantity, n, most=5))]
-    if not fits:
-        return None
-    ratio = median(f.ratio for f in fits)
-    if ratio <= 0:
-        return None
-    return ratio, max(max(abs(f.ratio / ratio - 1), f.spread) for f in fits), fits[0]
 
 
 def _explains(value: float, a: float | None, b: float | None, policy: Policy) -> bool:
@@ -80,7 +67,7 @@ def _factor(pairs: Sequence[tuple[Run, Run]], policy: Policy) -> list[Finding]:
     """A constant factor of all gradients, or of the loss, that is a ratio of sizes."""
     seen: list[tuple[float, Run, Run, Fit, str]] = []
     for one, other in pairs:
-        gradient, loss = _typical(one, other, "gradient"), _typical(one, other, "loss")
+        gradient, loss = typical(one, other, "gradient"), typical(one, other, "loss")
         told = gradient or loss
         if told is None or told[1] > 3 * policy.factor_close:
             continue
@@ -243,68 +230,3 @@ def _global_batch(run: Run) -> float | None:
     if told is None and micro and steps:
         return micro * steps
     return told
-
-
-# --- the printed loss ----------------------------------------------------------------------------
-
-
-def _small_differences(evidence: Evidence) -> tuple[str, Item] | None:
-    """(value, line) of the largest printed distance of gradients, when all are rounding."""
-    told = [
-        v
-        for r in evidence.measures.rows
-        for v in r.values
-        if v.quantity == "difference" and re.search(r"(?i)grad", v.label) and v.number is not None
-    ]
-    if len(told) < 3 or any(abs(v.number or 0.0) > 1e-4 for v in told):
-        return None
-    worst = max(told, key=lambda v: abs(v.number or 0.0))
-    return worst.texts[0], worst.row.item
-
-
-def _printed(pairs: Sequence[tuple[Run, Run]], evidence: Evidence, policy: Policy) -> list[Finding]:
-    """Gradients agree and the printed loss does not, by a constant or by a whole factor."""
-    for one, other in pairs:
-        gradient = _typical(one, other, "gradient")
-        small = _small_differences(evidence) if gradient is None else None
-        if small is not None:
-            said = f"Gradients differ from the reference by {small[0]} at most"
-        elif (
-            gradient is None
-            or gradient[2].points < 3
-            or abs(gradient[0] - 1) > 1e-3
-            or gradient[1] > 5e-3
-        ):
-            continue
-        else:
-            a, b = gradient[2].first
-            said = f"Gradient norms agree ({a.text} and {b.text})"
-        loss = next((f for n in one.names("loss") if (f := fit(one, other, "loss", n))), None)
-        if loss is None or abs(loss.ratio - 1) < 2 * policy.equal_loss:
-            continue
-        constant = loss.offset_spread < 0.1 * abs(loss.offset)
-        whole = max(loss.ratio, 1 / loss.ratio) if loss.ratio > 0 else 0.0
-        factor = loss.spread < 0.01 and abs(whole - round(whole)) < 0.02 and round(whole) > 1
-        if not (constant or factor):
-            continue
-        how = f"the constant {loss.offset:.4g}" if constant else f"the factor {loss.ratio:.4g}"
-        return [
-            root(
-                "numeric.reported-loss",
-                "likely",
-                f"{said}, while the printed loss differs by {how} from the first step on "
-                f"({loss.first[0].text} and {loss.first[1].text}).",
-                [],
-                more=_items(loss),
-                where="aux-included" if constant else "wrong-average",
-                excluded=(
-                    ("numeric.loss-scaling", "gradients agree"),
-                    ("numeric.microbatch-normalisation", "gradients agree"),
-                    ("numeric.divergence", "the difference is constant from the first step"),
-                    ("numeric.aux-loss-dead", "gradients agree with the reference"),
-                ),
-                formula=f"difference {loss.offset:.4g} +- {loss.offset_spread:.2g} over "
-                f"{count(loss.points, 'step')}",
-            )
-        ]
-    return []

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from playbooks.measures.quantities import mentioned
-from playbooks.measures.rows import number
+from playbooks.measures.values import number
 from playbooks.rules import numeric_counts
 from playbooks.rules.naming import root
 from playbooks.words import count
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from playbooks.finding import Finding, Item
     from playbooks.measures.by_rank import Spread
     from playbooks.measures.layout import Layout
-    from playbooks.measures.rows import Row
+    from playbooks.measures.values import Row
     from playbooks.policy import Policy
 
 _COUNTED = re.compile(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
     from playbooks.lines import Event
-    from playbooks.measures.rows import Value
+    from playbooks.measures.values import Value
     from playbooks.policy import Policy
 
 

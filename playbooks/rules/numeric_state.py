@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from playbooks.measures.rows import number
+from playbooks.measures.values import number
 from playbooks.rules.naming import root
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
-    from playbooks.measures.rows import Row
+    from playbooks.measures.values import Row
     from playbooks.policy import Policy
 
 _LOST = re.compile(

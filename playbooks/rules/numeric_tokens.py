@@ -15,7 +15,7 @@ from playbooks.rules.naming import root
 if TYPE_CHECKING:
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding
-    from playbooks.measures.rows import Row, Value
+    from playbooks.measures.values import Row, Value
     from playbooks.policy import Policy
 
 _TOKENS = re.compile(r"(?i)token|label|target|valid|num_items")
