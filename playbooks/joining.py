@@ -91,6 +91,14 @@ def _overcome(finding: Finding, evidence: Evidence) -> Finding:
     return finding.but(role="context", caused_by=None)
 
 
+def _modest(finding: Finding, evidence: Evidence, policy: Policy) -> Finding:
+    """What was read from prose is no surer than such readings have proved to be."""
+    weak = finding.cause in policy.read_from_prose and finding.role == "root"
+    if not (evidence.loose and weak) or finding.confidence == "possible":
+        return finding
+    return finding.but(confidence="possible")
+
+
 def _narrower(one: Finding, other: Finding, policy: Policy) -> bool:
     """Whether `one` says by a fact that what looks like `other` is itself."""
     named = one.cause.startswith(_NAMED) and other.cause in {c for c, _ in one.excluded}
@@ -101,7 +109,7 @@ def join(
     found: Sequence[Finding], evidence: Evidence, policy: Policy
 ) -> tuple[Finding | None, list[Finding]]:
     """(verdict, all findings with their final roles, the verdict first)."""
-    found = [_overcome(f, evidence) for f in found]
+    found = [_modest(_overcome(f, evidence), evidence, policy) for f in found]
     roots = [f for f in found if f.role == "root"]
     verdict = choose(roots, policy)
     if verdict is None:

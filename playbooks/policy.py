@@ -347,3 +347,13 @@ class Policy:
     resume_jump: float = 1.3
     """Factor by which a rate or scale must change at a restart to count as lost. Smaller takes the
     schedule's own steps for a loss."""
+
+    read_from_prose: tuple[str, ...] = (
+        "numeric.replicas-diverged",
+        "numeric.shards-overlap",
+        "numeric.resume-data",
+        "numeric.tp-rng",
+    )
+    """Causes that are at most possible when only what a program printed tells them: on piles that
+    the rules had not been written with, readings of such lines were right about every second time.
+    Leaving one out says it with the rule's own confidence, and outvotes surer findings."""

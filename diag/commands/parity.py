@@ -140,7 +140,8 @@ def _line(row: Row) -> str:
     if row.refused:
         return f"refused    {'; '.join(row.refused)}"
     if row.first is not None:
-        return f"NOT EQUAL  {row.first}"
+        hint = "" if row.first.module or row.modules is not None else " (--layers names the module)"
+        return f"NOT EQUAL  {row.first}{hint}"
     modules = f"  {row.modules} modules" if row.modules is not None else ""
     return f"equal      worst {row.worst:.1e}{modules}  {row.seconds:5.1f} s"
 

@@ -16,6 +16,7 @@ from collectors.annotate import PHASES
 from collectors.collected import Collected, empty
 from playbooks import engine, joining, knowledge
 from playbooks.engine import diagnose
+from playbooks.evidence import Evidence
 from playbooks.finding import Finding
 from playbooks.policy import Policy
 
@@ -243,3 +244,17 @@ def test_a_million_operations_are_no_trouble() -> None:
     print(f"\n1,000,000 operations diagnosed in {time.perf_counter() - start:.2f} s")
     assert report.metrics["collectives"] == 1_000_000
     assert report.health is not None
+
+
+def test_what_only_prose_tells_is_at_most_possible_and_outvotes_nothing() -> None:
+    """Readings of a program's own words have been right about every second time."""
+    told = Finding("numeric.shards-overlap", "root", "likely", "Ranks print the same samples.")
+    sure = Finding("slow.gpu-throttled", "root", "likely", "A GPU is held down.")
+    for loose, confidence in ((True, "possible"), (False, "likely")):
+        evidence = Evidence(Job(2, loose=loose).collected())
+        verdict, _ = joining.join([told], evidence, Policy())
+        assert verdict is not None
+        assert verdict.confidence == confidence
+    verdict, _ = joining.join([told, sure], Evidence(Job(2, loose=True).collected()), Policy())
+    assert verdict is not None
+    assert verdict.cause == sure.cause
