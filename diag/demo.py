@@ -91,13 +91,6 @@ CASES = {
             stops=True,
             layout=THREE,
         ),
-        Case(
-            "exception-swallowed",
-            "hang.exception-swallowed",
-            "one rank catches an error and skips the batch",
-            stops=True,
-            layout=THREE,
-        ),
         Case("straggler", "slow.straggler-compute", "one rank computes slowly"),
         Case(
             "slow-data",
