@@ -22,7 +22,8 @@ _OTHER = re.compile(
     r"(?i)\bval(?!ue\b)|\beval|\btest|\baux|\blocal\b|\bz[_ ]?loss|per rank|ppl|perplex"
 )
 _SHARE = re.compile(r"(?i)\b(?:share|fraction|frac|top|max)\b")
-_EXPERTS = re.compile(r"(?i)expert|router|load|token")
+_LAYER = re.compile(r"(?i)\b(?:moe|layers?|blocks?)[._](\d{1,4})\b")
+_EXPERTS = re.compile(r"(?i)expert|router|load|token|count|moe")
 _COUNT = re.compile(r"(?i)(\d{1,5}) experts|experts\W{1,3}(\d{1,5})")
 
 
@@ -51,7 +52,9 @@ def loads(rows: Sequence[Row]) -> list[Event]:
     experts = max(told, default=0)
     out = []
     for row in rows:
+        named = _LAYER.search(row.text)
         layer = row.at("layer")
+        layer = int(named[1]) if layer is None and named else layer
         if layer is None:
             continue
         for value in row.values:

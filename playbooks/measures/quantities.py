@@ -72,7 +72,7 @@ _WORD = re.compile(r"[^\s=:()/,@]+")
 
 VARIANT = re.compile(
     r"(?i)^(?:ours?|actual|got|tests?|parallel|ddp|fsdp\d?|zero\d?|[tdpce]p\d*|[ab]|run\w*|new|old|this|"
-    r"current|n?gpus?\d*|(?:ga|acc|accum|gas)\d+|distributed|sharded|copy\w*|ours\w*|mine|them|theirs)$"
+    r"current|n?gpus?\d*|x\d+|(?:ga|acc|accum|gas)\d+|distributed|sharded|copy\w*|ours\w*|mine|them|theirs)$"
 )
 """Words that tell one run from another and not what is printed."""
 
@@ -107,8 +107,8 @@ def run_words(rest: str) -> str:
     return " ".join(w for w in words if VARIANT.match(w))
 
 
-_SETTING = re.compile(r"(?i)^(tp|dp|pp|cp|ep|gpus?|ga|acc|accum|gas)(\d{1,6})$")
-_SETTING_NAMES = {"gpu": "world", "gpus": "world"}
+_SETTING = re.compile(r"(?i)^(tp|dp|pp|cp|ep|gpus?|x|ga|acc|accum|gas)(\d{1,6})$")
+_SETTING_NAMES = {"gpu": "world", "gpus": "world", "x": "world"}
 _SETTING_NAMES |= dict.fromkeys(("ga", "acc", "accum", "gas"), "accumulation")
 
 
@@ -125,7 +125,8 @@ def settings(rest: str) -> dict[str, float]:
 
 def _quantity(word: str) -> str:
     low = word.lower().strip("*'`")
-    parts = [low, *re.split(r"[_-]", low)] if "." not in low else [low]
+    dotted = "." in low and not low.startswith("grad_")
+    parts = [low] if dotted else [low, *re.split(r"[_-]", low)]
     for name, pattern in _MATCH:
         if any(pattern.match(p) for p in parts):
             return name
@@ -150,6 +151,7 @@ def read(label: str) -> Named:
 _OF_PART = re.compile(
     r"(?i)^(.+?)_(grad(?:ient)?(?:_?norm)?|loss|w?norm|hash|sha\w*|md5|checksum|digest)$"
 )
+_OF_TENSOR = re.compile(r"(?i)^(.+?)\.(grad(?:\.\w*norm)?|grad_norm)$")
 _TAGGED = re.compile(
     r"(?i)^(?:ref|reference|baseline|expected|golden|ours|actual|single|ddp|fsdp|[tdpce]p\d+)$"
 )
@@ -157,6 +159,9 @@ _TAGGED = re.compile(
 
 def _pieces(word: str) -> list[str]:
     """ "ref_grad_norm" as "ref" and "grad_norm", "router_grad" as "router" and "grad"."""
+    dotted = _OF_TENSOR.match(word)
+    if dotted is not None:
+        return [dotted[1], dotted[2].replace(".", "_")]
     part = _OF_PART.match(word)
     if part is not None and _PARTS.match(part[1]) and not _quantity(part[1]):
         return [part[1], part[2]]
@@ -164,12 +169,15 @@ def _pieces(word: str) -> list[str]:
     if rest and _TAGGED.match(first):
         return [first, rest]
     head, _, last = word.rpartition("_")
-    return [head, last] if head and _TAGGED.match(last) else [word]
+    tagged = _TAGGED.match(last) or (last in ("A", "B") and _quantity(head))
+    return [head, last] if head and tagged else [word]
 
 
 def _is_part(word: str, before: str) -> bool:
     """Whether a word names a module or parameter; the norm of a gradient is none."""
     low = word.lower()
+    if low.startswith(("grad_", "gradient", "loss_")):
+        return False
     if "." in word.strip("."):
         return any(c.isalpha() for c in word)
     if low in ("norm", "norms"):
@@ -202,7 +210,7 @@ _OF = (
     r"(?:[\w-]+ ){0,3}?"
 )
 _MENTIONS = (
-    ("gradient", r"grad(?:ient)?s?\b|\|g\|"),
+    ("gradient", r"grad(?:ient)?s?\b|\|g\||\|g\b|\bg_ref|norm of g\b"),
     ("data", r"sample[ _]ids?|batch(?:es)?\b(?! size)|inputs?[ _]ids|token ids|indices|sampler\b"),
     ("random", r"rng\b|dropout mask"),
     ("weight", r"weights?\b|param\w*|\|w\||replicas"),

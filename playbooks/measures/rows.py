@@ -86,9 +86,9 @@ class _File:
             self._follow(row, bool(fields["values"]))
             row.section, row.attempt, row.since = self.section, self.attempt, self.since
             row.settings = {**self.fixed, **self.own, **_settings(row)}
-            row.about = " / ".join([self.title, self.heading, *self.prologue, self.name]).strip(
-                " /"
-            )
+            row.about = " / ".join(
+                [row.lead, self.title, self.heading, *self.prologue, self.name]
+            ).strip(" /")
             row.values = values.of_row(row, fields["values"])
             out.append(row)
         return out
@@ -144,7 +144,8 @@ class _File:
 
 def _titles(row: Row, told: dict[str, float], has_values: bool) -> bool:
     """A line of sizes that ends in a colon is a heading too."""
-    return bool(told) and row.text.rstrip().endswith(":") and not has_values
+    short = row.kind == "title" and len(row.text.split()) < 9
+    return (bool(told) or short) and row.text.rstrip().endswith(":") and not has_values
 
 
 def _settings(row: Row) -> dict[str, float]:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from playbooks.finding import Item
 
 _DISTANCE = re.compile(
-    r"(?i)\b(?:max\w*|rel\w*|abs\w*|gradient|grad)\b[^/|]{0,24}\b(?:error|diff\w*|deviation)"
+    r"(?i)\|\w+ - \w+\||"
+    r"\b(?:max\w*|rel\w*|abs\w*|gradient|grad)\b[^/|]{0,24}\b(?:error|diff\w*|deviation)"
 )
+_PRINTED = re.compile(r"(?i)^(?:logged|printed|reported|shown)$")
 _NUMBER = re.compile(
     r"^[-+]?[\d.,]+(?:[eE][-+]?\d+)?[%x\u00d7]?$|^[-+]?(?:nan|inf|infinity)$", re.IGNORECASE
 )
@@ -109,8 +111,11 @@ def of_row(row: Row, told: list[Any]) -> list[Value]:
     out: list[Value] = []
     subject = ""
     for label, texts, rank in told:
-        named = quantities.read(str(label))
+        named = _named(str(label))
         quantity, name = named.quantity, named.name
+        if not quantity and _PRINTED.match(str(label)):
+            others = (quantities.read(str(other[0])).quantity for other in told)
+            quantity = "loss" if "loss" in others else ""
         if not quantity and not name and out and _only_variant(named.rest):
             quantity, name = out[-1].quantity, out[-1].name
         plain = str(label).lower() in ("value", "val", "y", "")
@@ -139,6 +144,16 @@ def of_row(row: Row, told: list[Any]) -> list[Value]:
             )
         )
     return out
+
+
+def _named(label: str) -> quantities.Named:
+    """What a label says; in a table the row says of what, the column what, or which run."""
+    subject, mark, column = label.partition(" ::")
+    if not mark:
+        return quantities.read(label)
+    of, what = quantities.read(subject), quantities.read(column.strip())
+    name = of.name or ("" if of.quantity else subject.strip())
+    return quantities.Named(what.quantity or of.quantity, name or what.name, what.rest)
 
 
 def _place(rank: object, row: Row) -> tuple[int | None, str]:

@@ -82,7 +82,12 @@ def _drawn(near: Sequence[Value], distinct: float) -> tuple[float, Value] | None
             return total, value
     for value in near:
         total = value.number
-        if re.search(r"(?i)\b(?:total|drawn|read|dataset|seen)\b", value.label) and total:
+        if (
+            re.search(
+                r"(?i)\b(?:total|drawn|read|dataset|seen|yielded|delivered|produced)\b", value.label
+            )
+            and total
+        ):
             if total < distinct or _UNION.search(value.label):
                 continue
             return total, value

@@ -18,17 +18,21 @@ if TYPE_CHECKING:
 
     from playbooks.evidence import Evidence
     from playbooks.finding import Finding, Item
+    from playbooks.measures.values import Value
     from playbooks.policy import Policy
+
+
+def _is_distance(value: Value) -> bool:
+    """Whether a value says how far gradients are apart, or to what they agree."""
+    if value.number is None or not re.search(r"(?i)grad", value.label):
+        return False
+    agrees = re.search(r"(?i)\b(?:match|agree|equal|identical)", value.label) is not None
+    return value.quantity == "difference" or (agrees and abs(value.number) < 1e-2)
 
 
 def _small_differences(evidence: Evidence) -> tuple[str, Item] | None:
     """(value, line) of the largest printed distance of gradients, when all are rounding."""
-    told = [
-        v
-        for r in evidence.measures.rows
-        for v in r.values
-        if v.quantity == "difference" and re.search(r"(?i)grad", v.label) and v.number is not None
-    ]
+    told = [v for r in evidence.measures.rows for v in r.values if _is_distance(v)]
     if len(told) < 3 or any(abs(v.number or 0.0) > 1e-4 for v in told):
         return None
     worst = max(told, key=lambda v: abs(v.number or 0.0))

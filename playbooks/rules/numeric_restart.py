@@ -36,7 +36,7 @@ _SAVED = re.compile(
 _LOADED = re.compile(r"(?i)\bload|restor|resum|after (?:the )?re-?start")
 _COUNTER = re.compile(
     r"(?i)consumed|sample|position|offset|cursor|index|docs?\b|tokens?[ _]seen|seen|first[ _]id|"
-    r"batch(?:es)?\b"
+    r"batch(?:es)?\b|doc\w*|record|row|id\b"
 )
 _STEPS = re.compile(
     r"(?i)(?:adam|optim\w*|opt|sched\w*|scaler)[ _.]*(?:state)?[ _.]*(?:step|count|last_epoch|iter)"
@@ -56,7 +56,8 @@ _LEAST = 3
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Data first where its own numbers say so and no state differs; else state."""
     rows = evidence.measures.rows
-    both = any(_SAVED.search(r.text) for r in rows) and any(_LOADED.search(r.text) for r in rows)
+    words = [f"{r.text} {v.label}" for r in rows for v in r.values] + [r.text for r in rows]
+    both = any(_SAVED.search(w) for w in words) and any(_LOADED.search(w) for w in words)
     if not any(row.attempt for row in rows) and not both:
         return []
     state = _digests(rows, data=False) or numeric_state.ranks(evidence)
@@ -101,8 +102,11 @@ def _digests(rows: Sequence[Row], *, data: bool) -> list[Finding]:
             comparable = due is not None and _same_sort(value, due) and data == _is_data(value)
             if due is not None and comparable and due.texts[:1] != value.texts[:1]:
                 return [_unlike(value, due, data)]
-            if data or (value.quantity not in _STATE and not _is_digest(value)):
+            if not data and value.quantity not in _STATE and not _is_digest(value):
                 continue
+            twin = next((v for v in row.values if _twins(value, v)), None)
+            if twin is not None and not _alike(value, twin) and data == _is_data(value):
+                return [_unlike(twin, value, data)]
             key = (value.quantity, value.name, _plain(value.label))
             words = f"{row.lead} {row.text}"
             if _SAVED.search(words):
@@ -128,6 +132,13 @@ def _alike(one: Value, other: Value) -> bool:
 
 def _is_digest(value: Value) -> bool:
     return number(value.texts[0]) is None and len(value.texts[0]) >= 6
+
+
+def _twins(one: Value, other: Value) -> bool:
+    """Whether one line has the saved and the restored value of one thing side by side."""
+    if one is other or not (_SAVED.search(one.label) and _LOADED.search(other.label)):
+        return False
+    return _plain(one.label) == _plain(other.label)
 
 
 def _same_sort(one: Value, other: Value) -> bool:

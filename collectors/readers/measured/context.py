@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _WORDS = {
-    "rank": "rank global_rank global-rank rank_id world_rank",
+    "rank": "rank proc process proc_id global_rank global-rank rank_id world_rank",
     "local_rank": "local_rank local-rank",
     "step": "step global_step iter iteration it num_updates update upd optimizer_step train_step",
     "epoch": "epoch",
@@ -35,9 +35,10 @@ _WORDS = {
     "accumulation": "accumulation accum ga grad_accum grad_accumulation gas acc accum_steps "
     "gradient_accumulation_steps gradient_accumulation accumulate accumulate_grad_batches "
     "grad_acc grad_acc_steps accumulation_steps microbatches num_microbatches micro_batches "
-    "n_micro n_microbatches k microsteps ga_steps grad_accum_steps update_freq",
+    "n_micro n_microbatches k m microsteps ga_steps grad_accum_steps update_freq",
     "global_batch": "global_batch global_batch_size global gbs train_batch_size total_batch_size",
-    "micro_batch": "micro_batch micro_batch_size mbs per_device_train_batch_size "
+    "micro_batch": "micro_batch per-device per_device per_gpu per-gpu "
+    "micro_batch_size mbs per_device_train_batch_size "
     "train_micro_batch_size_per_gpu batch_size samples_per_rank",
     "coefficient": "coef coeff coefficient aux_coef aux_coeff aux_weight aux_loss_coef "
     "aux_loss_coeff moe_aux_loss_coeff router_aux_loss_coef aux_loss_weight balance_coef "
@@ -84,7 +85,7 @@ _PHRASES = {
 _AXES = {"tensor": "tp_size", "data": "dp_size", "pipeline": "pp_size", "context": "cp_size"}
 _AXES |= {"expert": "ep_size", "tp": "tp_size", "dp": "dp_size", "sequence": "cp_size"}
 _NOT_AFTER = {"per", "each", "every", "by", "seconds", "ms", "s", "time", "all", "over"}
-_LOOSE = {"i", "k", "t", "d", "it", "idx", "index", "gpu"}
+_LOOSE = {"i", "k", "m", "process", "t", "d", "it", "idx", "index", "gpu"}
 """Words that are a key only where they stand alone before their value."""
 AXES = {"tp", "dp", "pp", "cp", "ep"}
 FRACTIONS = {"coefficient"}

@@ -38,7 +38,7 @@ def measured(found: dict[str, Any]) -> Measured:
     """The values of one object."""
     out = Measured()
     out.head = _subject(found)
-    _walk(out, found, [out.head] if out.head else [], None, 0)
+    _walk(out, found, [f"{out.head} ::"] if out.head else [], None, 0)
     return out
 
 

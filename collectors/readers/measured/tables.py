@@ -10,19 +10,22 @@ from __future__ import annotations
 import re
 
 from collectors.readers.measured import context
-from collectors.readers.measured.words import DIGEST, OPAQUE, VALUE, Measured, read
+from collectors.readers.measured.words import DIGEST, OF, OPAQUE, VALUE, Measured, read
 
 _WIDE = re.compile(r"\s{2,}|\t")
 RULE = re.compile(r"^[\s|:+=-]{3,}$")
 _SAID = re.compile(r"\bcolumns?\b(?: are)?\s*[:=]\s*(.+)$", re.IGNORECASE)
 _FIELD = re.compile(
     r"(?i)rank|step|iter|epoch|loss|grad|norm|param|name|weight|module|layer|hash|sha|digest|"
-    r"checksum|batch|gpus?\b|\bdp\b|\btp\b|\bpp\b|accum|coef|ratio|\blr\b|world|sample|ids?\b|run\b"
+    r"checksum|batch|gpus?\b|\bdp\b|\btp\b|\bpp\b|accum|coef|ratio|\blr\b|world|sample|ids?\b|run\b|"
+    r"\bstate\b|\bsaved\b|\brestored\b|\bloaded\b|\breference\b|\bsingle\b|[tdpce]p\d+\b"
 )
-_WORDS = re.compile(r"[\s|,;:='\"(){}\[\]]+")
+_WORDS = re.compile(r"[\s|,;/:='\"(){}\[\]]+")
 _ASSIGNED = re.compile(r"[:=]\s*[-+\d\[]")
 TITLE = "|"
 """Head of a Measured that stands for a header line."""
+_BRACKETS = re.compile(r"\([^()]*\)")
+_AXIS = re.compile(r"(?i)\b(tp|dp|pp|cp|ep|world|gpus|ga|accum) ?= ?(\d+)(?=\s|\||,|$)")
 _NORM = re.compile(r"\|{1,2}([A-Za-z]\w*)\|{1,2}(?!\w)")
 _RANKS = re.compile(
     r"(?i)(?:(?:step|name|param\w*|tensor|iteration|epoch)[\s|]+)?(?:(?:tp |dp |pp |global )?"
@@ -39,7 +42,7 @@ _BY_RANK = re.compile(r"(?i)^(?:global[_ ]?)?(?:tp |dp )?(?:rank|gpu|r)[ _#]?(\d
 
 def _splits(text: str) -> dict[str, list[str]]:
     """The cells of a line by each way in which it may be cut."""
-    plain = _NORM.sub(r"norm of \1", text.strip())
+    plain = _AXIS.sub(r"\1\2", _NORM.sub(r"norm of \1", text.strip()))
     out: dict[str, list[str]] = {}
     if plain.count("|") >= 1 and "||" not in plain:
         out["bar"] = [c.strip() for c in plain.strip("|").split("|")]
@@ -92,10 +95,11 @@ class Tables:
                 self.missed = 0
                 return row
         cuts = _splits(text)
-        valued = any(VALUE.fullmatch(w) for w in _WORDS.split(text))
+        bare = _AXIS.sub(r"\1\2", _BRACKETS.sub(" ", text))
+        valued = any(VALUE.fullmatch(w) for w in _WORDS.split(bare))
         drawn = valued and text.lstrip().startswith("|")
         strict = {k: c for k, c in cuts.items() if k == "bar" and drawn} if valued else cuts
-        pure = not _ASSIGNED.search(text)
+        pure = not _ASSIGNED.search(bare) and not text.rstrip().endswith(":")
         names = {k: c for k, c in strict.items() if pure and not any(map(_is_value, c))}
         if set(names) == {"blank"} and len(_FIELD.findall(text)) < 2:
             names = {}  # a sentence
@@ -121,6 +125,9 @@ class Tables:
                     continue
                 if len(header) == len(cells) and self._fits(header, cells):
                     return self._measured(header, cells)
+                unnamed = len(header) + 1 == len(cells) and not _is_value(cells[0])
+                if unnamed and all(_is_value(c) or c == "-" for c in cells[1:]):
+                    return self._measured(["", *header], cells)
         return None
 
     def _fits(self, header: list[str], cells: list[str]) -> bool:
@@ -151,7 +158,8 @@ class Tables:
             by_rank = _BY_RANK.match(name)
             listed = _LIST.match(cell)
             values = re.split(r"[,\s]+", cell[1:-1].strip()) if listed else [cell]
-            label = " ".join([*subject, *([] if by_rank else [name])]).strip()
+            column = "" if by_rank else name
+            label = f"{out.head}{OF}{column}" if subject else column
             out.values.append((label, values, by_rank.group(1) if by_rank else None))
         return out
 

@@ -37,10 +37,16 @@ _TOKEN = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _TRAILING = {"of", "at", "in", "for", "on", "after", "before", "and", "the", "with"}
+OF = " :: "
+"""Stands in a label between what a row is of and the name of its column."""
 DIGEST = re.compile(r"(?i)(?:hash|sha\w*|md5|crc\w*|digest|checksum|fingerprint|xxh\w*)$")
 _COUNT = re.compile(r"(?i)^(?:gpus?|ranks|processes|devices|cards)$")
 VALUE = re.compile(rf"{_NUM}%?|{_HEX}|[-+]?(?:nan|inf)")
 _QUOTES = str.maketrans({"'": " ", '"': " "})
+_CALLED = re.compile(r"([A-Za-z_]\w*)\(([A-Za-z_]\w*)\)")
+_INDEX = re.compile(r"(?<=[\w)])\[[^\[\]]{0,40}\](?=\s*[=:])")
+_RANKED = re.compile(r"(?<![\w.:])(\d{1,5}):(?=[\w.+-]*[\w])(?!\d\d:)")
+_BY_RANK = re.compile(r"(?i)\b(?:by|per|of each|on each|over) (?:\w+ )?ranks?\b")
 _MANY = re.compile(r"\b(\d{1,5})(?: ?[x\u00d7] ?(?:[AHVBL]\d{2,3}\w*|[Gg][Pp][Uu]s?)| GPUs?)\b")
 _CUT = re.compile(r"^(\d{1,5})x(\d{1,6})$")
 OPAQUE = re.compile(r"^(?=.*\d)[A-Za-z0-9]{4,64}$")
@@ -55,6 +61,9 @@ class Measured:
     """(label, values, rank): the rank only where one line tells of several, "3" or "dp3"."""
     head: str = ""
     """The first words of the line that name a subject, such as a parameter."""
+
+
+_SPOTS = ("rank", "step", "epoch", "tp", "dp", "pp", "layer", "batch", "microbatch")
 
 
 class _Parser:
@@ -92,9 +101,51 @@ class _Parser:
         else:
             self.label.append(text)
 
+    def feed(self, text: str) -> None:
+        """Goes through the tokens of a text."""
+        for token in _TOKEN.finditer(text):
+            self._token(token.lastgroup or "", token.group())
+            self.joined = self.joined and bool(self.values)
+
+    def _token(self, kind: str, said: str) -> None:
+        if kind in ("word", "norm"):
+            if said == "of" and self.values:
+                self.part_of()
+            else:
+                self.word(said)
+        elif kind in ("hash", "number"):
+            self.values.append(said)
+        elif kind == "null":
+            self.values.append("-")
+        elif kind == "list":
+            self.several(said)
+        elif kind == "join":
+            self.joined = bool(self.values)
+        elif kind == "comma":
+            self.comma()
+        elif kind == "range":
+            self.flush()
+            self.label.append(said)
+        else:
+            self._other(kind, said)
+
+    def _other(self, kind: str, said: str) -> None:
+        """Marks, and words that begin with a digit: "4x8" is a batch cut into microbatches."""
+        cut = _CUT.match(said) if kind == "other" else None
+        if cut is None:
+            self.stop(said if kind == "stop" else " ")
+            return
+        self.flush()
+        self.out.context.setdefault("accumulation", cut[1])
+        self.out.context.setdefault("micro_batch", cut[2])
+
     def several(self, text: str) -> None:
         """A list in brackets: the values of one label."""
         parts = [p for p in re.split(r"[,\s]+", text[1:-1]) if p]
+        if any(p.isalpha() and p.lower() not in ("nan", "inf") for p in parts):
+            self.feed(text[1:-1])  # "[epoch 3]"
+            self.flush()
+            return
         good = [p for p in parts if VALUE.fullmatch(p)]
         if parts and len(good) >= len(parts) - 1:
             self.values.extend(good[:VALUES])
@@ -117,7 +168,8 @@ class _Parser:
             self.outside = [*self.outside[-3:], list(self.label)]
         elif mark == ")" and self.outside:
             before = self.outside.pop()
-            self.label = before or self.label
+            inside = self.label[len(before) :] if self.label[: len(before)] == before else []
+            self.label = [*before, *inside] if len(inside) == 1 else before or self.label
 
     def comma(self) -> None:
         """Ends a context's value and a label; a list of values goes on."""
@@ -138,6 +190,12 @@ class _Parser:
             return
         found = context.key(label)
         again = found is not None and _is_coordinate(label)
+        if found is not None and found[0] in _SPOTS and self._leads(values):
+            self.values, self.label = values[:1], label
+            self.flush()
+            self.values = values[1:]
+            self.flush()
+            return
         if found is None or not self._places(found[0], values, again=again):
             self._keep(label, values)
             return
@@ -146,6 +204,12 @@ class _Parser:
             rest.pop()
         self.label = rest
         self._place(found[0], values[0].replace(",", ""), coordinate=_is_coordinate(label))
+
+    def _leads(self, values: list[str]) -> bool:
+        """Whether the first of several values is a place and the others are what stands there."""
+        if len(values) < 2 or self.joined or not re.fullmatch(r"\d{1,9}", values[0]):
+            return False
+        return any(not re.fullmatch(r"\d{1,9}", v) for v in values[1:])
 
     def _place(self, key: str, value: str, *, coordinate: bool = False) -> None:
         if (key == "rank" or coordinate) and key in self.out.context:
@@ -184,40 +248,21 @@ def _is_coordinate(label: list[str]) -> bool:
     return low.endswith((" rank", "_rank", "-rank"))
 
 
-def _gpus(text: str) -> str:
-    """Runs told apart by their GPUs in one line ("1 x A100 ... 4 x A100 ...") as words of a run."""
+def _plain(text: str) -> str:
+    """Indices of arrays left out; runs told apart by their GPUs in one line ("1 x A100 ... 4 x
+    A100 ...") as words of a run; values listed as rank:value as those of ranks."""
+    if "[" in text:
+        text = _INDEX.sub("", text)
+    if "(" in text:
+        text = _CALLED.sub(r"\1 \2", text)
+    if "rank" in text and len(_RANKED.findall(text)) > 1 and _BY_RANK.search(text):
+        text = _RANKED.sub(r" rank\1 ", text)
     return _MANY.sub(r"gpus\1 ", text) if len(_MANY.findall(text)) > 1 else text
 
 
 def read(text: str) -> Measured:
     """The labelled values of one line; empty when it has none."""
     parser = _Parser()
-    for token in _TOKEN.finditer(_TIME.sub(" ", _gpus(text.translate(_QUOTES)))):
-        kind, said = token.lastgroup, token.group()
-        if kind in ("word", "norm"):
-            if said == "of" and parser.values:
-                parser.part_of()
-            else:
-                parser.word(said)
-        elif kind in ("hash", "number"):
-            parser.values.append(said)
-        elif kind == "null":
-            parser.values.append("-")
-        elif kind == "list":
-            parser.several(said)
-        elif kind == "join":
-            parser.joined = bool(parser.values)
-        elif kind == "comma":
-            parser.comma()
-        elif kind == "other" and (cut := _CUT.match(said)) is not None:
-            parser.flush()
-            parser.out.context.setdefault("accumulation", cut[1])
-            parser.out.context.setdefault("micro_batch", cut[2])
-        elif kind == "range":
-            parser.flush()
-            parser.label.append(said)
-        else:
-            parser.stop(said if kind == "stop" else " ")
-        parser.joined = parser.joined and bool(parser.values)
+    parser.feed(_TIME.sub(" ", _plain(text.translate(_QUOTES))))
     parser.flush()
     return parser.out
