@@ -116,6 +116,8 @@ def settings(rest: str) -> dict[str, float]:
     """Sizes that the words of a run name: "dp8", "ga4", "gpus2"."""
     out = {}
     for word in rest.split():
+        if word.lower() in ("single", "serial", "1gpu"):
+            out["world"] = 1.0
         found = _SETTING.match(word)
         if found and int(found[2]) > 0:
             name = found[1].lower()
@@ -213,7 +215,7 @@ _MENTIONS = (
     ("gradient", r"grad(?:ient)?s?\b|\|g\||\|g\b|\bg_ref|norm of g\b"),
     ("data", r"sample[ _]ids?|batch(?:es)?\b(?! size)|inputs?[ _]ids|token ids|indices|sampler\b"),
     ("random", r"rng\b|dropout mask"),
-    ("weight", r"weights?\b|param\w*|\|w\||replicas"),
+    ("weight", r"weights?\b|param\w*|state_dict|\|w\||replicas"),
     ("loss", r"\bloss"),
 )
 

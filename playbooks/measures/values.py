@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from playbooks.measures import quantities
@@ -82,6 +83,7 @@ class Row:
         return None
 
 
+@lru_cache(maxsize=1 << 16)
 def number(text: str) -> float | None:
     """A printed number; None for a digest or a missing value."""
     if not _NUMBER.match(text):

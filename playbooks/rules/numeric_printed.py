@@ -57,7 +57,11 @@ def rule(pairs: Sequence[tuple[Run, Run]], evidence: Evidence, policy: Policy) -
             a, b = gradient[2].first
             said = f"Gradient norms agree ({a.text} and {b.text})"
         loss = next((f for n in one.names("loss") if (f := fit(one, other, "loss", n))), None)
-        if loss is None or abs(loss.ratio - 1) < 2 * policy.equal_loss:
+        if loss is None:
+            continue
+        exact = loss.points >= 5 and loss.offset_spread < 0.1 * abs(loss.offset)
+        least = 0.2 * policy.equal_loss if exact else 2 * policy.equal_loss
+        if abs(loss.ratio - 1) < least:
             continue
         constant = loss.offset_spread < 0.1 * abs(loss.offset)
         whole = max(loss.ratio, 1 / loss.ratio) if loss.ratio > 0 else 0.0

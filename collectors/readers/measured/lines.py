@@ -2,8 +2,8 @@
 
 In: Lines of a log in order. Out: rows of the table `measurements`: a line with labelled values, a
 heading that begins a section ("== run B: dp 8"), or a statement that a check printed ("equal on all
-ranks"). Bounded: only the first lines of a file, then only headings, statements and what is not
-finite.
+ranks"). Bounded: the first lines of a file, then headings, statements, what is not finite, and
+some lines after each restart.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from collectors.readers.quote import clean
 if TYPE_CHECKING:
     from collectors.readers.logs.prefix import Line
 
-LINES = 20_000
-"""Lines with values that are kept of one file."""
+LINES = 5_000
+"""Lines with values that are kept of one file from its begin, and then after each restart."""
+_AFTER = 500
+"""Lines that are kept after a heading or a restart further down."""
 _TEXT = 2048
 _FIRST = 6
 """First lines of a file, kept in any case: they say what its numbers are of."""
@@ -34,6 +36,7 @@ _CHECKED = re.compile(
     r"re-?start\w*|load(?:s|ed|ing)?|not found|set_epoch|sampler\w*|None|requires_grad)\b|!=",
     re.IGNORECASE,
 )
+_AGAIN = re.compile(r"(?i)\bre-?start|\bresum|checkpoint")
 _UNFINITE = re.compile(r"\b(?:nan|inf)\b", re.IGNORECASE)
 _SKIP = ("NCCL INFO", "Traceback (most", 'File "')
 _CODE = (".py", ".sh", ".cu", ".cpp")
@@ -47,6 +50,8 @@ class Measurements:
         self.tables = Tables()
         self.kept = 0
         self.seen = 0
+        self.until = 0
+        """Lines to be kept in all, once a restart or a heading came late."""
         self.code = path.lower().removesuffix(".gz").endswith(_CODE)
 
     def feed(self, line: Line) -> dict[str, Any] | None:
@@ -62,12 +67,14 @@ class Measurements:
             return None
         if self.code:
             return self._bare(line, "code") if self.kept < LINES else None
-        full = self.kept >= LINES
+        full = self.kept >= max(LINES, self.until)
         heading = _HEADING.match(text) is not None
         checked = _CHECKED.search(text) is not None
         if full and not (heading or checked or _UNFINITE.search(text)):
             return None
         said = self._read(text[:_TEXT], heading, checked)
+        if full and (heading or _AGAIN.search(text)):
+            self.until = self.kept + _AFTER
         title = said.head == TITLE
         self.seen += 1
         if title or (self.seen <= _FIRST and not (said.values or said.context)):
