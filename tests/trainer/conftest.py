@@ -1,4 +1,4 @@
-"""Ranks and text that the parity tests of a module share."""
+"""Ranks and text that the parity tests share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from tests.trainer.pool import Pool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
+    """Ranks for all modules: four imports of torch cost as much as ten layouts."""
     from tests.trainer.pool import Pool
 
     ranks = Pool()
