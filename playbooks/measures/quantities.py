@@ -188,7 +188,8 @@ def _is_part(word: str, before: str) -> bool:
 
 
 _MEASURED = re.compile(
-    r"(?i)(?:^|[\s_(])(?:ms|us|s|secs?|seconds|msec|time|mhz|temp\w*|watts?|power|util\w*|clocks?)"
+    r"(?i)(?:^|[\s_(])(?:ms|us|s|secs?|seconds|msec|time|mhz|temp\w*|watts?|power|util\w*|clocks?|wait\w*|"
+    r"stall\w*|idle|moe|routed)"
     r"(?=$|[\s_)])"
 )
 """A unit or gauge: "data_ms" is a time, not data, and "W temp" no weight."""

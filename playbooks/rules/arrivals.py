@@ -54,7 +54,11 @@ def _dumps(evidence: Evidence, policy: Policy) -> list[Finding]:
             held.append(dict(zip(ledger.rank[rows].tolist(), spent.tolist(), strict=True)))
     for code, held in columns.items():
         mine = (ledger.group == code) & (ledger.issue >= 0)
-        whole = (ledger.end[mine].max() - ledger.issue[mine].min()) / 1e9 if mine.any() else 0.0
+        whole = median(
+            (ledger.end[own].max() - ledger.issue[own].min()) / 1e9
+            for r in np.unique(ledger.rank[mine])
+            if (own := mine & (ledger.rank == r)).any()
+        )
         answer = _last(policy, held, float(whole))
         if answer is None:
             continue

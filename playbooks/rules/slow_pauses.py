@@ -175,7 +175,7 @@ def _recompiles(evidence: Evidence, policy: Policy) -> list[Finding]:
         (t, e) for e in evidence.lines.of("train.step") if (t := e.number("step_time")) is not None
     ]
     if len(again) + len(limit) < policy.recompiles or len(timed) < 6:
-        return []
+        return _compiling(evidence, policy)
     usual = median(t for t, _ in timed)
     peaks = [(t, e) for t, e in timed if t >= policy.recompile_peak * usual]
     lost = sum(t - usual for t, _ in peaks)
@@ -195,5 +195,30 @@ def _recompiles(evidence: Evidence, policy: Policy) -> list[Finding]:
                 ("hang.slow-not-dead", "no timeout expired"),
             ),
             formula=f"{seconds(lost)} of {seconds(total)} in peaks = {lost / total:.0%}",
+        )
+    ]
+
+
+def _compiling(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Time in compilation that the phases of later steps tell."""
+    parts = [p for p in evidence.breakdown.parts if "compile" in p.values and p.whole]
+    late = [p for p in parts[2:] if p.values["compile"] >= policy.told_share * (p.whole or 0.0)]
+    whole = sum(p.whole or 0.0 for p in parts[2:])
+    lost = sum(p.values["compile"] for p in late)
+    if len(late) < policy.recompiles or lost < policy.pause_share * whole:
+        return []
+    return [
+        root(
+            "slow.recompiles",
+            "likely",
+            f"{len(late)} of {len(parts)} reports after warm-up hold a compilation of about "
+            f"{seconds(median(p.values['compile'] for p in late))}, {lost / whole:.0%} of the "
+            "time.",
+            [e for p in late[:4] for e in p.events[:1]],
+            excluded=(
+                ("slow.gc-pauses", "compile times coincide with the peaks"),
+                ("slow.data-bound", "the time goes into compilation"),
+            ),
+            formula=f"{seconds(lost)} / {seconds(whole)} = {lost / whole:.0%}",
         )
     ]

@@ -167,9 +167,26 @@ def _together(parts: list[Part], policy: Policy) -> bool:
 # --- host and data ----------------------------------------------------------------------------
 
 
+def _profiled(evidence: Evidence) -> tuple[float | None, float | None]:
+    """(time on the CPU, time on the device) as torch.profiler sums them up below its table."""
+    found: dict[str, float] = {}
+    for event in evidence.lines.of("train.timing"):
+        values = event.fields.get("values")
+        for entry in values if isinstance(values, list) else ():
+            name = str(entry[3]) if isinstance(entry, list) and len(entry) == 4 else ""
+            if name.startswith("self") and "total" in name and isinstance(entry[1], float):
+                found["cpu" if "cpu" in name else "device"] = entry[1]
+    return found.get("cpu"), found.get("device")
+
+
 def _host(evidence: Evidence, policy: Policy) -> list[Finding]:
     parts = parts_of(evidence)
     share = median_share(parts, "host")
+    cpu, device = _profiled(evidence)
+    if cpu and device is not None:
+        launches = [s for p in parts if (s := p.shares.get("host")) is not None]
+        busy = device / cpu > 1 - policy.host_share
+        share = None if busy or not launches else max(launches)
     if share is None or share < policy.host_share or evidence.settings.events("offload"):
         return []
     data = median_share(parts, "data") or 0.0

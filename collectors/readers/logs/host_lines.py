@@ -19,15 +19,9 @@ from typing import Any
 from collectors.readers.logs import quantities
 from collectors.readers.logs.rule import number
 
-_HINT = re.compile(
-    (
-        r"affinity|cpus?_allowed|cpubind|cpu-?bind|cpuset|cpu\.max|taskset|bound to|pinned|"
-        r"\bcores?\b|\bCPUs?\b|nproc|"
-        r"cpu_count|max number of worker|[cC]heckpoint|ckpt|sav(?:e|ed|ing)\b|[eE]val|"
-        r"[vV]alid|\bgc\b|garbage|NUMA|numa"
-    ),
-    re.IGNORECASE,
-)
+_HINTS: tuple[str, ...] = ("affinity", "cpu", "core", "taskset", "bound to", "pinned", "nproc")
+_HINTS += ("number of worker", "checkpoint", "ckpt", "sav", "eval", "valid", "gc")
+_HINTS += ("garbage", "numa", "mask")
 _LIST = r"\{?\[?\(?(\d{1,4}(?:\s?-\s?\d{1,4})?(?:\s?[, ]\s?\d{1,4}(?:\s?-\s?\d{1,4})?)*)\)?\]?\}?"
 _MASK = re.compile(
     (
@@ -106,7 +100,8 @@ def of_mask(text: str) -> list[list[int]]:
 
 def read(text: str) -> tuple[str, dict[str, Any]] | None:
     """Kind and fields of a line about cores or garbage."""
-    if not _HINT.search(text):
+    low = text.lower()
+    if not any(hint in low for hint in _HINTS):
         return None
     if _GC.search(text):
         return _garbage(text)

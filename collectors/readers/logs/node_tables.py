@@ -129,7 +129,9 @@ class _Dmon:
         out = {k: v for k, v in found.items() if v is not None}
         if "index" not in out:
             return []
-        return [("gpu.sample", {**out, "index": int(out["index"])})]
+        held = (pairs.get("tviol"), 0x20), (pairs.get("pviol"), 0x4)
+        bits = sum(bit for cell, bit in held if cell and cell not in ("0", "-"))
+        return [("gpu.sample", {**out, "index": int(out["index"]), "throttle": bits})]
 
 
 _STATUS = re.compile(r"\s*Infiniband device '([\w.-]+)' port \d+ status:")

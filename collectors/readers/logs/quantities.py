@@ -40,10 +40,8 @@ _TIMED = _words(
             r"cpuadam"
         ),
     ),
-    (
-        "part",
-        r"optimizer (?:gradients|allgather|inner|copy|clip|unscale|count)|(?:micro ?step|inner)",
-    ),
+    ("part", r"optimizer (?:gradients|allgather|inner|copy|clip|unscale|count)|\binner\b"),
+    ("comm", r"\bnon ?compute\b"),
     ("recompute", r"\brecomp\w*|\brematerial\w*|forward again|re ?forward"),
     ("compile", r"\b(?:re)?compil\w*|dynamo|inductor"),
     ("checkpoint", r"\b(?:ckpt|checkpoint\w*|save|saving|saves)\b"),
@@ -94,7 +92,7 @@ _TIMED = _words(
     (
         "allreduce",
         (
-            r"\ball ?reduc\w*|\bar\b|\bgrad\w* ?(?:sync\w*|reduc\w*|comm\w*|exchange)|"
+            r"\b(?:nccl)?all ?reduc\w*|\bar\b|\bgrad\w* ?(?:sync\w*|reduc\w*|comm\w*|exchange)|"
             r"(?:sync\w*|reduc\w*|exchange) (?:of )?(?:the )?grad\w*|\breducer\b|\bddp\b"
         ),
     ),
@@ -110,7 +108,8 @@ _TIMED = _words(
     (
         "host",
         (
-            r"\blaunch\w*|\bpython\b|\boverhead\b|\bhost\b|\bcpu\b|\bsynchroni[sz]\w*|"
+            r"\b(?:cuda)?launch\w*|\baten item\b|\blocal scalar|"
+            r"\bpython\b|\boverhead\b|\bhost\b|\bcpu\b|\bsynchroni[sz]\w*|"
             r"\bitem\b|\bgap\w*"
         ),
     ),
@@ -142,11 +141,11 @@ _COUNTED = _words(
     (
         "reductions",
         (
-            r"\b(?:all ?reduces?|reductions?|grad\w* (?:syncs?|reductions?|all ?reduces?)|"
+            r"\b(?:(?:nccl)?all ?reduces?|reductions?|grad\w* (?:syncs?|reductions?|all ?reduces?)|"
             r"nccl calls)\b.*"
-            r"(?:step|iter|update)|(?:per|a) (?:step|iter\w*|update).*(?:all ?reduces?|"
+            r"\b(?:step|iter\w*|update)\b|(?:per|a) (?:step|iter\w*|update).*(?:all ?reduces?|"
             r"reductions?|syncs?)|"
-            r"\b(?:num|n|number of) (?:all ?reduces?|reductions?|grad\w* syncs?)"
+            r"\b(?:num|n|number of) (?:(?:nccl)?all ?reduces?|reductions?|grad\w* syncs?)"
         ),
     ),
     ("buckets", r"\bbuckets?\b(?!.*(?:mb|mib|cap|size|elem|bytes))"),
@@ -170,6 +169,7 @@ _NOISE = re.compile(
     r"takes|spent|took about|about|approx)\b"
 )
 _SPLIT = re.compile(r"[_\-+/&>=:.'\"`*#~]+")
+_LONGEST = re.compile(r"^(?:max|longest) (?:seq\w*|doc\w*|sample) ?len(?:gth)?$")
 _NOT_MEASURED = re.compile(
     r"\b(?:predict\w*|expected|theor\w*|estimat\w*|target|ideal|would|should|budget|goal|planned)\b"
 )
@@ -192,8 +192,10 @@ def classify(name: str, kind: str) -> str | None:
         return _device(words, kind)
     if kind == "" and _IMBALANCE.search(words):
         return "imbalance"
-    if _STATISTIC.match(words):
-        return None
+    if kind == "" and _LONGEST.match(words):
+        return "length"
+    if _STATISTIC.match(words) or words.startswith("kernel time"):
+        return None  # HTA's kernel time is the whole, idle time included
     short = " ".join(_NOISE.sub(" ", words).split())
     if kind == "":
         return _first(_COUNTED, words) or _bare(short)

@@ -33,7 +33,8 @@ _COUNTS = tuple(
             "microbatches",
             (
                 rf"\b(?:num(?:ber)?[_ ](?:of[_ ])?micro[_ -]?batches|n[_-]?micro[_-]?batches|"
-                rf"micro[_-]?batches|pipeline_parallel_microbatches|chunks)\b{_TO}{_N}"
+                rf"micro[_ -]?batches(?: per (?:step|iteration|pipeline|rank))?|"
+                rf"pipeline_parallel_microbatches|chunks)\b{_TO}{_N}"
             ),
         ),
         (
@@ -143,15 +144,32 @@ _NO_SYNC = re.compile(
     r"\bno_sync\(|set_requires_gradient_sync\(|accelerator\.accumulate\(|\.accumulate\(model",
     re.IGNORECASE,
 )
-_HINT = re.compile(
-    (
-        r"pp|pipeline|stage|micro|virtual|interleav|acc|zero|shard|tensor|tp|cp|dp|context|"
-        r"seq|batch|worker|overlap|"
-        r"prefetch|offload|recompute|checkpoint|CPUAdam|GB|no_sync|gradient_sync|vpp|ac_mode|"
-        r"[pm] ?= ?\d"
-    ),
-    re.IGNORECASE,
+_NEEDLES = {
+    "pp": ("pipeline", "pp", "stages", "p=", "p ="),
+    "microbatches": ("batches", "chunks", "m=", "m =", "batch(es)"),
+    "virtual": ("virtual", "vpp", "vp", "interleav"),
+    "accumulation": ("acc", "micro"),
+    "zero": ("zero", "deepspeed", "stage"),
+    "tp": ("tensor", "tp"),
+    "cp": ("context", "cp"),
+    "dp": ("data", "dp"),
+    "sequence": ("seq", "context"),
+    "micro_batch": ("micro", "mbs"),
+    "global_batch": ("global", "gbs"),
+    "workers": ("worker",),
+}
+"""Words of which every line that tells the setting holds one."""
+_OTHERS: tuple[str, ...] = (
+    "overlap",
+    "prefetch",
+    "offload",
+    "recomp",
+    "checkpoint",
+    "adam",
+    "shard",
 )
+_OTHERS += ("zero", "gb", "no_sync", "gradient_sync", "accumulate", "ac_mode")
+_OTHERS += ("ac mode", "selective_ac", "80g", "delay_allreduce", "handle.wait")
 
 
 class Settings:
@@ -164,7 +182,7 @@ class Settings:
     def feed(self, text: str) -> list[dict[str, Any]]:
         """Fields of every setting that this line is the first to tell."""
         self.lines += 1
-        if self.lines > LINES or len(text) > 2000 or not _HINT.search(text):
+        if self.lines > LINES or len(text) > 2000:
             return []
         out = []
         for name, value in _told(text):
@@ -176,11 +194,14 @@ class Settings:
 
 def _told(text: str) -> list[tuple[str, float | str]]:
     out: list[tuple[str, float | str]] = []
+    low = text.lower()
     for name, pattern in _COUNTS:
-        found = pattern.search(text)
+        found = pattern.search(text) if any(n in low for n in _NEEDLES[name]) else None
         value = number(next(g for g in found.groups() if g)) if found else None
         if value is not None and not any(n == name for n, _ in out):
             out.append((name, value))
+    if not any(n in low for n in _OTHERS):
+        return out
     out.extend(("overlap", 1.0 if found[1] else 0.0) for found in _OVERLAP.finditer(text))
     if _NO_OVERLAP.search(text):
         out.append(("overlap", 0.0))

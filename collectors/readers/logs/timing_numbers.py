@@ -13,7 +13,7 @@ from collectors.readers.logs import quantities
 from collectors.readers.logs.rule import number
 
 UNIT_IN = re.compile(r"[(\[](ms|us|µs|s|sec|seconds|%|MHz|W)[)\]]")
-_SUFFIX = re.compile(r"_(ms|us|sec|secs|seconds|s|mhz|pct)$|\b(ms)$")
+_SUFFIX = re.compile(r"_(ms|us|sec|secs|seconds|s|mhz|pctg?|w|c)$|\b(ms)$")
 _PARENTHESES = re.compile(r"\([^()\d]{0,40}\)")
 _CUT = re.compile(r"[,;|(){}\[\]\n]|\s-\s|  \s*(?=\S)")
 
@@ -24,7 +24,7 @@ def unit_of(name: str, unit: str | None, default: str | None) -> tuple[float, st
     if not found:
         told = UNIT_IN.search(name) or _SUFFIX.search(name.strip().lower().rstrip("\"':= "))
         found = next((g for g in told.groups() if g), "") if told else ""
-    found = "%" if found == "pct" else found
+    found = "%" if found.startswith("pct") else found
     low = found.lower()
     if low in quantities.TIMES:
         return quantities.TIMES[low], "s"

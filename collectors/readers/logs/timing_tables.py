@@ -43,6 +43,7 @@ _LABEL = re.compile(
     r"^(?:name|action|phase|op|operation|kernel|section|timer|region|what|part)s?$", re.IGNORECASE
 )
 _CELL = re.compile(r"^[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?\s?(%|[nuµm]?s|MHz|W|C|x)?$")
+_SPAN = re.compile(r"^(\d{1,7})(?:-|\.\.+)(\d{1,7})$")
 _RULER = re.compile(r"^[\s|+=:─-]+$")
 _SPLITS = (
     re.compile(r"\s*\|\s*"),
@@ -209,6 +210,8 @@ def _place(key: str, cell: str, who: dict[str, Any], step: int | None) -> int | 
     name = _NAMES.get(key, key)
     if name == "host":
         who["host"] = cell[:60]
+    elif name == "rank" and (span := _SPAN.match(cell)):
+        who["ranks"] = [int(span[1]), int(span[2])]
     elif cell.isdecimal() and len(cell) < 13:
         if name == "step":
             return int(cell)

@@ -21,26 +21,30 @@ from collectors.readers.logs import quantities
 from collectors.readers.logs.rule import number
 from collectors.readers.logs.timing_numbers import BARE, entry, named, unit_of
 
-MOST = 60_000
+MOST = 20_000
 """Measurements of one file that are kept."""
 _LONGEST = 1000
 _VALUES = 40
-_HINT = re.compile(
-    r"fwd|bwd|forward|backward|comput|kernel|data|load|input|fetch|wait|idle|bubble|busy|step|iter|"
-    r"gather|reduce|scatter|comm|a2a|all2all|to-all|to_all|dispatch|optim|adam|\bopt\b|\bgc\b|"
-    r"garbage|token|expert|sumsq|squared|late|last|clock|MHz|\bSM\b|recomp|offload|copy|"
-    r"overhead|launch|eval|ckpt|checkpoint|save|compil|util|entropy|imbalance|exposed|gap|ms\b",
-    re.IGNORECASE,
-)
+_HINTS: tuple[str, ...] = ("fwd", "bwd", "forward", "backward", "comput", "kernel", "data", "load")
+_HINTS += ("input", "fetch", "wait", "idle", "bubble", "busy", "step", "iter")
+_HINTS += ("gather", "reduce", "scatter", "comm", "a2a", "all2all", "to-all")
+_HINTS += ("to_all", "dispatch", "optim", "adam", "garbage", "token", "expert")
+_HINTS += ("sumsq", "squared", "late", "last", "clock", "mhz", "recomp", "offload")
+_HINTS += ("copy", "overhead", "launch", "eval", "ckpt", "checkpoint", "save")
+_HINTS += ("compil", "util", "entropy", "imbalance", "exposed", "gap", "ms", "total")
+_HINTS += ("opt ", "opt:", "opt=", "gc", "sm ")
+"""Words of which every line that is read holds one; a search for them costs next to nothing."""
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,15})(?:\.\d+)?(?:[eE][-+]?\d{1,3})?"
     r"(?P<unit>\s?(?:%|percent\b|[nuµμm]s(?:ec)?\b|s(?:ecs?|econds?)?\b(?!/)|minutes\b|MHz\b|W\b|"
     r"°?C\b|degC\b|milliseconds\b)|[kKMGB](?![\w/]))?(?![\w.]?\w)"
 )
-_KEYS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.IGNORECASE))
+_NEEDLES = {"ranks": "ranks", "ep": "rank", "cp": "rank", "other": "rank", "rank": "rank"}
+_NEEDLES |= {"expert": "expert", "layer": "layer"}
+_KEYS: tuple[tuple[str, str, re.Pattern[str]], ...] = tuple(
+    (name, _NEEDLES.get(name, ""), re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
-        ("ranks", r"\branks?[ =:]*\[?(\d{1,7})\s*(?:-|\.\.+|to)\s*(\d{1,7})\]?"),
+        ("ranks", r"\branks[ =:]*\[?(\d{1,7})\s*(?:-|\.\.+|to)\s*(\d{1,7})\]?"),
         (
             "ep",
             r"(?<!per )(?<!by )\b(?:ep|expert)[ _-]?(?:parallel[ _-]?)?rank[ =:#_\"']*(\d{1,6})\b",
@@ -74,7 +78,8 @@ _KEYS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _STEP = re.compile(
-    r"(?<![\w/-])(?:global[ _]?step|training[ _]step|step|iteration|iter|it|update|upd)[ =:#\[\"']*"
+    r"(?<![\w/-])(?<!per )(?<!per optimizer )(?:global[ _]?step|"
+    r"training[ _]step|step|iteration|iter|it|update|upd)[ =:#\[\"']*"
     r"(\d{1,12})\b(?![.,]\d)(?!\s*(?:[nuµm]?s|sec\w*)\b)(?:\s*/\s*\d{1,12})?",
     re.IGNORECASE,
 )
@@ -85,13 +90,9 @@ _DEFAULT = re.compile(
 )
 _THREE = re.compile(r"\d%?[\s,;]+-?\d[\d.]{0,20}(?:e[+-]?\d{1,3})?%?[\s,;]+-?\d")
 """Three numbers in a row, which every list has: told in a fraction of the time of `_LIST`."""
-_LIST = re.compile(
-    r"([A-Za-z][\w /.\-()%]{1,60}?)[\"']?\s*[:=]?\s*\[?\s*((?:-?\d[\d.]*(?:e[+-]?\d+)"
-    r"?%?[\s,;]+){2,511}"
-    r"-?\d[\d.]*(?:e[+-]?\d+)?%?)\s*\]?",
-)
-
-
+_ITEM = r"-?\d[\d.]*(?:e[+-]?\d+)?%?"
+_LIST = re.compile(rf"(?<![\w.]){_ITEM}(?:[\s,;]+{_ITEM}){{2,511}}(?![\w.])")
+_NAME = re.compile(r"([A-Za-z][\w /.\-()%\x00]{0,60})[\"']?\s*[:=]?\s*\[?\s*$")
 _AXIS = re.compile(
     (
         r"(?:per|by|each|over)[ _]?(?:(ep|expert)[ _-](?:parallel[ _-])?rank|(rank|expert|"
@@ -134,7 +135,8 @@ class Scanner:
         """Fields of a line that measures something."""
         if self.kept >= MOST or len(text) > 4 * _LONGEST:
             return None
-        if self.context.section is None and not _HINT.search(text):
+        low = text.lower()
+        if self.context.section is None and not any(hint in low for hint in _HINTS):
             return None
         text = text[:_LONGEST]
         default = _DEFAULT.search(text)
@@ -148,7 +150,7 @@ class Scanner:
         who, rest, step = keys(text)
         values, lists = _values(rest, self._unit(default))
         if "time (ms) |" in text:  # DeepSpeed: "step" is the optimizer's
-            values = [["optimizer", *v[1:]] if v[3] == "step" else v for v in values]
+            values = [["optimizer", *v[1:]] if v[3].startswith("step") else v for v in values]
         if not values and self.context.section and who and step is None:
             values = _under(self.context.section, rest, self.context.unit)
         return self.told(who, step, values, lists, reason(text, values))
@@ -208,15 +210,16 @@ def reason(text: str, values: list[list[Any]]) -> int | None:
 def keys(text: str) -> tuple[dict[str, Any], str, int | None]:
     """(whom a line is about, the line without those words, its step)."""
     who: dict[str, Any] = {}
-    for name, pattern in _KEYS:
-        found = pattern.search(text)
+    low = text.lower()
+    for name, needle, pattern in _KEYS:
+        found = pattern.search(text) if needle in low else None
         if not found:
             continue
         if name == "ranks":
-            low, high = int(found[1]), int(found[2])
-            if not 0 < high - low < 65536:
+            first, last = int(found[1]), int(found[2])
+            if not 0 < last - first < 65536:
                 continue
-            who["ranks"] = [low, high]
+            who["ranks"] = [first, last]
         elif name == "host":
             if quantities.classify(found[1], "s"):
                 continue
@@ -258,8 +261,11 @@ def _lists(text: str) -> dict[str, list[float]]:
     if not _THREE.search(text):
         return out
     for found in _LIST.finditer(text):
-        name = found[1].replace("\x00", " ")
-        numbers = [number(v.rstrip("%")) for v in re.findall(r"[^\s,;]+", found[2])]
+        before = _NAME.search(text[max(0, found.start() - 70) : found.start()])
+        if before is None:
+            continue
+        name = before[1].replace("\x00", " ")
+        numbers = [number(v.rstrip("%")) for v in re.split(r"[\s,;]+", found.group())]
         good = [v for v in numbers if v is not None]
         told = quantities.classify(name, "") or quantities.classify(name, "time")
         if told is None and re.search(r"expert|load|route", name, re.IGNORECASE):
