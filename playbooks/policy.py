@@ -279,6 +279,12 @@ class Policy:
     few_cores: float = 2.0
     """Cores for each process that shares a mask, below which the mask is too small."""
 
+    looks_least: int = 4
+    """Looks at main threads from which their places say something. Fewer takes chance for habit."""
+
+    looks_share: float = 0.6
+    """Share of the looks that must find the same kind of place."""
+
     gc_share: float = 0.05
     """Share of the time in collections of garbage from which they are a finding."""
 

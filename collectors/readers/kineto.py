@@ -3,8 +3,9 @@
 In: the JSON object of any era (categories "Kernel", "kernel"; times in us, absolute or relative to
 baseTimeNanoseconds; process-group arguments or none). Out: rows of `steps`, of `phases` (data), and
 one log_events row of kind kineto.rank {rank, world, steps, step_us, data_us, compute_us, device_us
-(see kineto_kernels), gaps_us (see kineto_gaps), groups {process group|operation: [duration in us,
-...]}}. Memory does not grow with the file but for a few bytes a kernel.
+(see kineto_kernels), gaps_us (see kineto_gaps), messages (see kineto_messages), groups {process
+group|operation: [duration in us, ...]}}. Memory does not grow with the file but for a few bytes a
+kernel.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from collectors.collected import Reading, Source
 from collectors.readers.kineto_gaps import Gaps
 from collectors.readers.kineto_kernels import COMMUNICATION, COMPUTE, MEMORY, Kernels, communicates
+from collectors.readers.kineto_messages import Messages
 from collectors.readers.kineto_stream import Stream
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class _Rank:
         self.groups: dict[str, list[float]] = defaultdict(list)
         self.kernels = Kernels()
         self.gaps = Gaps()
+        self.messages = Messages()
         self.kept = 0
 
     def feed(self, event: dict[str, Any]) -> None:
@@ -70,6 +73,7 @@ class _Rank:
             self._kernel(event, name, start, float(length))
         elif known == "copy":
             self.kernels.add(MEMORY, start, float(length))
+            self.messages.copy(name, float(length))
         elif known == "call":
             self.gaps.call(name, start, event.get("args"))
         else:
@@ -96,6 +100,7 @@ class _Rank:
         op = str(args.get("Collective name") or (found.group(1) if found else name))[:60]
         group = str(args.get("Process Group Name", ""))[:60]
         self.kernels.add(COMMUNICATION, start, length, f"{group}|{op}")
+        self.messages.collective(op, start, args)
         if self.kept < _KERNELS:
             self.kept += 1
             self.groups[f"{group}|{op}"].append(round(length, 3))
@@ -168,6 +173,7 @@ def _rows(reading: Reading, rank: _Rank, own: int | None, head: dict[str, Any]) 
         "compute_us": compute,
         "device_us": device,
         "gaps_us": rank.gaps.numbers(),
+        "messages": rank.messages.numbers(rank.steps),
         "groups": dict(rank.groups),
     }
     total = sum(sum(v) for v in rank.groups.values())

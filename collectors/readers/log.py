@@ -146,6 +146,7 @@ class _Scanner:
         self.links = link_lines.Links()
         self.gpus = gpu_blocks.Blocks()
         self.settings = setting_lines.Settings()
+        self.masks = host_lines.Masks()
         self.timings = timings.Scanner()
         self.timing_tables = timing_tables.Tables(self.timings)
         self.counters = counter_lines.Counters()
@@ -226,7 +227,7 @@ class _Scanner:
             self._event(at, "gpu.sample", sample)
         for setting in self.settings.feed(line.text):
             self._event(line, "train.setting", setting)
-        found = host_lines.read(line.text)
+        found = host_lines.read(line.text) or self.masks.feed(line.text)
         if found is not None:
             self._event(line, *found)
 

@@ -55,7 +55,12 @@ def _data(traces: list[Event]) -> float:
 def _copies(evidence: Evidence, policy: Policy, traces: list[Event]) -> list[Finding]:
     share, least = _share(traces, "memory")
     offload = evidence.settings.events("offload")
-    if least < policy.offload_share or not offload:
+    ways = [_ways(e) for e in traces]
+    both = all(
+        min(way) >= policy.told_share * _part(e, "device_us", "span")
+        for way, e in zip(ways, traces, strict=True)
+    )
+    if least < policy.offload_share or not (offload or both):
         return []
     return [
         root(
@@ -68,6 +73,14 @@ def _copies(evidence: Evidence, policy: Policy, traces: list[Event]) -> list[Fin
             formula=f"(copies without kernels) / stretch = {share:.0%}",
         )
     ]
+
+
+def _ways(event: Event) -> tuple[float, float]:
+    """Time of copies to and from the device: batches go one way only."""
+    messages = event.fields.get("messages")
+    copies = messages.get("copies") if isinstance(messages, dict) else None
+    told = copies if isinstance(copies, dict) else {}
+    return float(told.get("HtoD", 0.0)), float(told.get("DtoH", 0.0))
 
 
 def _gaps(policy: Policy, traces: list[Event]) -> list[Finding]:
@@ -118,7 +131,11 @@ def _exposed(evidence: Evidence, policy: Policy, traces: list[Event]) -> list[Fi
         _part(e, "gaps_us", "comm_kernels") / (_part(e, "gaps_us", "comm_runs") or 1)
         for e in traces
     )
-    if not off and (overlap > policy.hidden_share or row < policy.comm_row):
+    few = median(_part(e, "gaps_us", "comm_runs") / max(e.number("steps") or 1, 1) for e in traces)
+    apart = (
+        row >= policy.comm_row or few <= 1
+    )  # one stretch a step: nothing waits for it but the end
+    if not off and (overlap > policy.hidden_share or not apart):
         return []
     by_design = (evidence.settings.number("zero") or 0) == 3 and not off
     return [

@@ -55,7 +55,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
         loads = _loads(evidence, unit)
         if loads:
             return _judge(policy, unit, loads)
-    return _told(evidence, policy)
+    return _routed(evidence, policy) or _told(evidence, policy)
 
 
 def _loads(evidence: Evidence, unit: str) -> list[Load]:
@@ -143,6 +143,40 @@ def _cost(loads: list[Load], hot: Any) -> str:
             waits.append(median(idle))
     out = f"; its expert kernels take {median(kernels):.2f} times as long" if kernels else ""
     return out + ("; the others wait for it" if waits else "")
+
+
+def _routed(evidence: Evidence, policy: Policy) -> list[Finding]:
+    """Elements that the all-to-alls of each profiled rank carried."""
+    routed: dict[int, tuple[float, Event]] = {}
+    for event in evidence.lines.of("kineto.rank"):
+        messages = event.fields.get("messages")
+        value = messages.get("routed") if isinstance(messages, dict) else None
+        if event.rank is not None and isinstance(value, int | float) and value > 0:
+            routed[event.rank] = (float(value), event)
+    if len(routed) < 3:
+        return []
+    usual = mean(v for v, _ in routed.values())
+    hot = max(routed, key=lambda r: routed[r][0])
+    ratio = routed[hot][0] / usual
+    if ratio < policy.expert_uneven:
+        return []
+    rest = [e for r, (_, e) in sorted(routed.items()) if r != hot]
+    return [
+        root(
+            "slow.expert-imbalance",
+            "likely",
+            f"{ranks_words([hot], capital=True)} exchanges {ratio:.2f} times the mean amount in "
+            "its all-to-alls.",
+            [routed[hot][1], *rest[:2]],
+            ranks=(hot,),
+            excluded=(
+                ("slow.straggler-compute", "it has more tokens than the others"),
+                ("slow.comm-exposed", "the others wait for the hot rank in the all-to-all"),
+                ("numeric.router-collapse", "the other ranks still get their share"),
+            ),
+            formula=f"max / mean = {ratio:.2f}",
+        )
+    ]
 
 
 def _told(evidence: Evidence, policy: Policy) -> list[Finding]:

@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from statistics import median
 from typing import TYPE_CHECKING
 
+from collectors.readers.logs.host_lines import spans
+from playbooks import words
 from playbooks.rules.naming import root
 from playbooks.rules.slow_last import named_last
 from playbooks.words import count, ranks_words, seconds
@@ -147,19 +149,26 @@ def _processes(evidence: Evidence, holders: dict[tuple[str, int], Event]) -> int
 
 
 def _listed(cores: frozenset[int]) -> str:
-    from playbooks.words import spans
+    return words.spans(cores)
 
-    return spans(cores)
+
+def _local(evidence: Evidence) -> dict[int, frozenset[int]]:
+    """Cores near each GPU, as its topology or the host's NUMA nodes tell."""
+    nodes = {int(e.number("node") or 0): cores_of(e) for e in evidence.lines.of("cpu.numa")}
+    out: dict[int, frozenset[int]] = {}
+    if len(evidence.collected.topologies) == 1:
+        for gpu in evidence.collected.topologies[0].gpus:
+            told = spans(gpu.cpu_affinity or "")
+            if told:
+                out[gpu.index] = frozenset(c for a, b in told for c in range(a, b + 1))
+            elif gpu.numa is not None and gpu.numa in nodes:
+                out[gpu.index] = nodes[gpu.numa]
+    return out
 
 
 def _remote(evidence: Evidence, masks: list[Event], how: str) -> list[Finding]:
     """Ranks whose cores lie on another NUMA node than their GPU."""
-    nodes = {int(e.number("node") or 0): cores_of(e) for e in evidence.lines.of("cpu.numa")}
-    local: dict[int, frozenset[int]] = {}
-    for event in evidence.lines.of("gpu.numa"):
-        gpu, node = event.number("gpu"), event.number("node")
-        if gpu is not None and node is not None and int(node) in nodes:
-            local[int(gpu)] = nodes[int(node)]
+    local = _local(evidence)
     wrong = []
     for event in masks:
         index = event.number("rank")
@@ -266,4 +275,17 @@ def _steps(evidence: Evidence) -> list[float]:
         took = event.number("step_time")
         if took:
             by["step", event.rank, event.row["source"]].append(took)
-    return max(by.values(), key=len, default=[])
+    if by:
+        return max(by.values(), key=len)
+    return _between(evidence)
+
+
+def _between(evidence: Evidence) -> list[float]:
+    """Seconds from each progress line to the next, of one step each."""
+    clock: dict[object, dict[int, int]] = defaultdict(dict)
+    for event in evidence.lines.of("train.step"):
+        step = event.number("step")
+        if step is not None and event.at_ns is not None:
+            clock[event.rank, event.row["source"]].setdefault(int(step), event.at_ns)
+    longest = max(clock.values(), key=len, default={})
+    return [(longest[s + 1] - at) / 1e9 for s, at in sorted(longest.items()) if s + 1 in longest]

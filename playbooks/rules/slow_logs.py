@@ -23,6 +23,7 @@ from playbooks.rules import (
     slow_reductions,
     slow_sharding,
     slow_shares,
+    slow_stacks,
     slow_stages,
 )
 
@@ -46,6 +47,7 @@ _RULES = (
     profiled.rule,
     arrivals.rule,
     profiled_kernels.rule,
+    slow_stacks.rule,
 )
 _NARROW = (
     "gpu-throttled",

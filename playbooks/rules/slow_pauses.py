@@ -27,24 +27,57 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     return [*pauses, *_recompiles(evidence, policy)]
 
 
+def _pauses(evidence: Evidence, what: str) -> list[tuple[float, Event]]:
+    """Every pause of a kind whose length is told, once a step."""
+    told: dict[object, tuple[float, Event]] = {}
+
+    def add(key: object, took: float | None, event: Event) -> None:
+        if took is not None:
+            told[key] = max(told.get(key, (0.0, event)), (took, event), key=lambda p: p[0])
+
+    for event in evidence.lines.of("train.pause"):
+        if event.text("what") == what:
+            add(event.fields.get("step", event.item.locator), event.number("seconds"), event)
+    if told:
+        return list(told.values())
+    for event in evidence.lines.of("train.timer"):
+        if event.text("name").startswith("save" if what == "checkpoint" else "eval"):
+            add(event.item.locator, event.number("seconds"), event)
+    for part in evidence.breakdown.parts:
+        if what in part.values and part.scaled and part.events:
+            add(part.step or part.events[0].item.locator, part.values[what], part.events[0])
+    return list(told.values())
+
+
+def _series(evidence: Evidence) -> list[Event]:
+    """Progress lines with steps, of the rank and file that has most."""
+    by: dict[object, list[Event]] = defaultdict(list)
+    for event in evidence.lines.of("train.step"):
+        if event.number("step") is not None:
+            by[event.rank, event.row["source"]].append(event)
+    return max(by.values(), key=len, default=[])
+
+
 def _told(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Saves or evaluations whose lines tell how long they took, against the time of the steps."""
-    steps = evidence.lines.of("train.step")
+    steps = _series(evidence)
     times = [t for e in steps if (t := e.number("step_time")) is not None]
-    numbers = [int(n) for e in steps if (n := e.number("step")) is not None]
+    numbers = [int(e.number("step") or 0) for e in steps]
+    clock = [e.at_ns for e in steps if e.at_ns is not None]
+    if len(steps) < 4:
+        return []
     for what in ("checkpoint", "evaluation"):
-        told: dict[object, tuple[float, Event]] = {}
-        for event in evidence.lines.of("train.pause"):
-            took = event.number("seconds")
-            if event.text("what") == what and took is not None:
-                key = event.fields.get("step", event.item.locator)
-                told[key] = max(told.get(key, (0.0, event)), (took, event), key=lambda p: p[0])
-        pauses = [t for t, _ in told.values()]
-        if len(pauses) < 2 or len(times) < 4 or len(numbers) < 4:
+        found = _pauses(evidence, what)
+        pauses = [t for t, _ in found]
+        lost = sum(pauses)
+        if times:
+            working = median(times) * (max(numbers) - min(numbers))
+        else:
+            working = (max(clock) - min(clock)) / 1e9 - lost if clock else 0.0
+        usual = median(times) if times else working / max(max(numbers) - min(numbers), 1)
+        if len(pauses) < 2 or working <= 0:
             continue
-        usual = median(times)
-        working = usual * (max(numbers) - min(numbers))
-        share = sum(pauses) / (sum(pauses) + working) if working > 0 else 0.0
+        share = lost / (lost + working)
         if share < policy.pause_share or median(pauses) < usual:
             continue
         return [
@@ -54,15 +87,14 @@ def _told(evidence: Evidence, policy: Policy) -> list[Finding]:
                 f"{len(pauses)} {what} pauses of about {seconds(median(pauses))} take "
                 f"{share:.0%} of "
                 "the time.",
-                [e for _, e in list(told.values())[:3]],
+                [e for _, e in found[:3]],
                 where=what,
                 excluded=(
                     ("slow.gc-pauses", f"the pauses are those of a {what}"),
                     ("hang.slow-not-dead", "no timeout expired"),
                     ("slow.data-bound", "steps between the pauses are even"),
                 ),
-                formula=f"{seconds(sum(pauses))} / ({seconds(sum(pauses))} + {seconds(working)}) = "
-                f"{share:.0%}",
+                formula=f"{seconds(lost)} / ({seconds(lost)} + {seconds(working)}) = {share:.0%}",
             )
         ]
     return []

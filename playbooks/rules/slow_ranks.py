@@ -139,7 +139,29 @@ def _judge(evidence: Evidence, policy: Policy, unit: str, reports: list[Report])
             return [found]
     if not usual or len(usual) * 2 > units or (units == 2 and len(marked) < 3):
         return []
-    return [_straggler(evidence, policy, unit, marked, usual)]
+    found = _straggler(evidence, policy, unit, marked, usual)
+    return [_as_stage(evidence, unit, units, found)]
+
+
+def _as_stage(evidence: Evidence, unit: str, units: int, found: Finding) -> Finding:
+    """All ranks of one stage, and no other: stages are blocks of consecutive ranks."""
+    stages = int(evidence.settings.number("pp") or 1)
+    size = units // stages if stages > 1 else 0
+    ranks = sorted(found.ranks)
+    if unit != "rank" or size < 2 or units % stages or found.cause != "slow.straggler-compute":
+        return found
+    if len(ranks) != size or ranks != list(range(ranks[0], ranks[0] + size)) or ranks[0] % size:
+        return found
+    stage = ranks[0] // size
+    return found.but(
+        cause="slow.stage-imbalance",
+        summary=f"Stage {stage} of {stages}: {found.summary[0].lower()}{found.summary[1:]}",
+        excluded=(
+            ("slow.straggler-compute", "all ranks of the stage are slow, and no other"),
+            ("slow.pipeline-bubble", "one stage works longer and waits least"),
+            ("slow.comm-exposed", "the others wait for the heavy stage"),
+        ),
+    )
 
 
 def _work(reports: list[Report]) -> str | None:

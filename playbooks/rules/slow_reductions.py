@@ -34,7 +34,7 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:  # noqa: ARG001  
     """From the ledger, else from counts."""
     if (evidence.settings.number("zero") or 0) >= 2 or evidence.settings.events("no_sync"):
         return []
-    return _recorded(evidence) or _counted(evidence)
+    return _recorded(evidence) or _profiled(evidence) or _counted(evidence)
 
 
 def passes(sizes: list[int]) -> tuple[int, int] | None:
@@ -135,6 +135,41 @@ def _by_time(
                 return times, length, len(sizes) // (length * times), "by step time"
             return None
     return None
+
+
+def _profiled(evidence: Evidence) -> list[Finding]:
+    """The same from all-reduces between the steps of a trace."""
+    told = evidence.settings.number("accumulation")
+    for event in evidence.lines.of("kineto.rank"):
+        messages = event.fields.get("messages")
+        reduces = messages.get("reduces") if isinstance(messages, dict) else None
+        runs = [
+            passes([n for n in sizes if n * 2 >= _SMALL])
+            for sizes in (reduces.values() if isinstance(reduces, dict) else ())
+        ]
+        good = [found for found in runs if found is not None]
+        if not good or len(good) < 0.8 * len(runs):
+            continue
+        (times, buckets), votes = Counter(good).most_common(1)[0]
+        if told is None and (buckets < 2 or votes < 2):
+            continue
+        if told is not None and int(told) not in (1, times):
+            continue
+        return [
+            root(
+                "slow.sync-every-microstep",
+                "likely",
+                f"Each of {votes} profiled steps reduces the same {buckets} buckets {times} times; "
+                "once would do.",
+                [event, *evidence.settings.events("accumulation")[:1]],
+                excluded=(
+                    ("slow.comm-exposed", "the count, not the overlap, is wrong"),
+                    ("numeric.replicas-diverged", "replicas stay equal; it is only wasteful"),
+                ),
+                formula=f"reductions a step = {times} * {buckets}",
+            )
+        ]
+    return []
 
 
 def _counted(evidence: Evidence) -> list[Finding]:

@@ -130,7 +130,7 @@ def _measured(evidence: Evidence, stages: dict[int, list[Part]]) -> tuple[float 
         ]
     if not told:
         for p in evidence.breakdown.overall:
-            share = p.share("idle")
+            share = p.share("idle") or p.share("p2p")
             if share is not None:
                 told.append((share, p))
     if not told:

@@ -64,6 +64,10 @@ _TOOK = re.compile(
     r"(\d+(?:\.\d+)?) ?(ms|s|secs?|seconds|min|minutes)\b",
     re.IGNORECASE,
 )
+_RUNTIME = re.compile(r"\beval_runtime['\"]?\s*[:=]\s*'?(\d+(?:\.\d+)?)")
+"""Seconds, as transformers' Trainer reports them."""
+_ASIDE = re.compile(r"\basync\w*\b(?! is enabled)|background|upload", re.IGNORECASE)
+"""Words of a save that does not hold the training up."""
 _AT = re.compile(r"\b(?:step|iteration|iter)[ _=:#]*(\d{1,12})\b", re.IGNORECASE)
 _GC = re.compile(r"(?<![\w.])(?:gc\b|garbage[ -]?collect\w*)", re.IGNORECASE)
 _TIME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(ms|s|sec|secs|seconds|us)\b")
@@ -131,7 +135,11 @@ def read(text: str) -> tuple[str, dict[str, Any]] | None:
 def _pause(text: str) -> tuple[str, dict[str, Any]] | None:
     """A save or an evaluation that is over, with the time that it took."""
     what = "checkpoint" if _SAVED.search(text) else "evaluation" if _EVALUATED.search(text) else ""
-    took = _TOOK.search(text) if what and "imeout" not in text and "every" not in text else None
+    told = _RUNTIME.search(text)
+    if told:
+        return "train.pause", {"what": "evaluation", "seconds": float(told[1])}
+    aside = "imeout" in text or "every" in text or _ASIDE.search(text)
+    took = _TOOK.search(text) if what and not aside else None
     value = number(took[1]) if took else None
     if took is None or value is None:
         return None
@@ -171,3 +179,36 @@ def _garbage(text: str) -> tuple[str, dict[str, Any]] | None:
     if generation:
         out["generation"] = int(generation[1])
     return "host.gc", out
+
+
+_CORE_COLUMN = re.compile(r"cpus?\b|cpus?_|affinity|cores", re.IGNORECASE)
+
+
+class Masks:
+    """A table with a column of cores: `rank  pid  Cpus_allowed_list`."""
+
+    def __init__(self) -> None:
+        self.columns: list[str] = []
+        self.place = 0
+
+    def feed(self, text: str) -> tuple[str, dict[str, Any]] | None:
+        """The mask of a row."""
+        heads = "rank" in text[:20].lower()
+        if not heads and not self.columns:
+            return None
+        cells = re.split(r"\s*[|,]\s+|\s{2,}|\t", text.strip(" |"))
+        named = [i for i, c in enumerate(cells) if _CORE_COLUMN.search(c)] if heads else []
+        if named and not any(c.isdigit() for c in text):
+            self.columns, self.place = cells, named[0]
+            return None
+        if not self.columns or not text.strip():
+            self.columns = self.columns if text.strip() else []
+            return None
+        if len(cells) < self.place + 1 or not cells[0].isdecimal():
+            return None
+        mask = cells[self.place]
+        cores = of_mask(mask) if mask.startswith("0x") and len(mask) < 70 else spans(mask)
+        if not cores or len(cells[0]) > 7 or not re.fullmatch(r"[\d,\-x a-f]+", mask.lower()):
+            return None
+        count = sum(b - a + 1 for a, b in cores)
+        return "cpu.mask", {"rank": int(cells[0]), "cores": cores, "count": count}

@@ -119,6 +119,12 @@ RULES = (
         r"Recompiling function (?P<function>\S+)(?: in (?P<place>\S+))?",
     ),
     rule(
+        "compile.recompile",
+        "ecompil",
+        r"\b[Rr]ecompil(?:e|ing|ed|ation) (?!function|limit|triggered)(?:of |for |#?\d+ )*"
+        r"(?P<function>[\w.<>]+)",
+    ),
+    rule(
         "compile.limit",
         "torch._dynamo hit",
         r"torch\._dynamo hit config\.(?P<what>cache_size_limit|recompile_limit|"
