@@ -7,6 +7,7 @@ line has no host, its place is the file: lines of one file come from one machine
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
     from collectors.collected import Collected
     from playbooks.finding import Item
+
+
+_TIME_OF_DAY = re.compile(r"(?<![\d:])(\d{1,2}):([0-5]\d):([0-5]\d(?:[.,]\d{1,6})?)(?![\d:])")
+_PASSED = re.compile(r"\[(?:(\d{1,4}):)?(\d{1,2}):(\d{2})<")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,19 @@ class Event:
         """When."""
         at: int | None = self.row["time_ns"]
         return at
+
+    @property
+    def clock_s(self) -> float | None:
+        """When, in seconds from any begin: its time, the time of day that stands in it, or the time
+        that tqdm says has passed. Only differences between lines of one writer mean something."""
+        if self.at_ns is not None:
+            return self.at_ns / 1e9
+        quote = self.row["quote"] or ""
+        found = _TIME_OF_DAY.search(quote[:60]) or _PASSED.search(quote)
+        if found is None:
+            return None
+        hours, minutes, seconds = (float((g or "0").replace(",", ".")) for g in found.groups())
+        return 3600 * hours + 60 * minutes + seconds
 
     @property
     def host(self) -> str | None:

@@ -282,10 +282,10 @@ def _steps(evidence: Evidence) -> list[float]:
 
 def _between(evidence: Evidence) -> list[float]:
     """Seconds from each progress line to the next, of one step each."""
-    clock: dict[object, dict[int, int]] = defaultdict(dict)
+    clock: dict[object, dict[int, float]] = defaultdict(dict)
     for event in evidence.lines.of("train.step"):
         step = event.number("step")
-        if step is not None and event.at_ns is not None:
-            clock[event.rank, event.row["source"]].setdefault(int(step), event.at_ns)
+        if step is not None and event.clock_s is not None:
+            clock[event.rank, event.row["source"]].setdefault(int(step), event.clock_s)
     longest = max(clock.values(), key=len, default={})
-    return [(longest[s + 1] - at) / 1e9 for s, at in sorted(longest.items()) if s + 1 in longest]
+    return [longest[s + 1] - at for s, at in sorted(longest.items()) if s + 1 in longest]

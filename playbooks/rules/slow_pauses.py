@@ -63,7 +63,7 @@ def _told(evidence: Evidence, policy: Policy) -> list[Finding]:
     steps = _series(evidence)
     times = [t for e in steps if (t := e.number("step_time")) is not None]
     numbers = [int(e.number("step") or 0) for e in steps]
-    clock = [e.at_ns for e in steps if e.at_ns is not None]
+    clock = [t for e in steps if (t := e.clock_s) is not None]
     if len(steps) < 4:
         return []
     for what in ("checkpoint", "evaluation"):
@@ -73,7 +73,7 @@ def _told(evidence: Evidence, policy: Policy) -> list[Finding]:
         if times:
             working = median(times) * (max(numbers) - min(numbers))
         else:
-            working = (max(clock) - min(clock)) / 1e9 - lost if clock else 0.0
+            working = max(clock) - min(clock) - lost if clock else 0.0
         usual = median(times) if times else working / max(max(numbers) - min(numbers), 1)
         if len(pauses) < 2 or working <= 0:
             continue
@@ -141,13 +141,13 @@ def _timed(evidence: Evidence, policy: Policy) -> list[Finding]:
 def _saves(evidence: Evidence, policy: Policy) -> list[Finding]:
     """Gaps between progress lines that hold a save, against those that hold none."""
     saves = sorted(
-        {e.at_ns or _line(e): e for e in evidence.lines.of("train.save")}.items(),
+        {e.clock_s or _line(e): e for e in evidence.lines.of("train.save", "train.mark")}.items(),
         key=lambda p: p[0],
     )
     steps = [
         e
         for e in evidence.lines.of("train.step")
-        if e.at_ns is not None and e.number("step") is not None
+        if e.clock_s is not None and e.number("step") is not None
     ]
     by_rank: dict[int | None, list[Event]] = defaultdict(list)
     for event in steps:
@@ -159,13 +159,17 @@ def _saves(evidence: Evidence, policy: Policy) -> list[Finding]:
     paused: list[float] = []
     plain: list[float] = []
     for one, following in pairwise(series):
-        gap = ((following.at_ns or 0) - (one.at_ns or 0)) / 1e9
+        gap = (following.clock_s or 0) - (one.clock_s or 0)
         low, high = int(one.number("step") or 0), int(following.number("step") or 0)
         if gap <= 0 or high <= low:
             continue
         inside = any(low <= s < high for s in at)
-        times = [t for t, e in saves if e.at_ns is not None]
-        inside = inside or any((one.at_ns or 0) <= t < (following.at_ns or 0) for t in times)
+        times = [t for t, e in saves if e.clock_s is not None]
+        inside = inside or any((one.clock_s or 0) <= t < (following.clock_s or 0) for t in times)
+        inside = inside or any(
+            e.row["source"] == one.row["source"] and _line(one) > _line(e) > _line(following)
+            for _, e in saves
+        )
         (paused if inside else plain).append(gap)
     if len(paused) < 2 or len(plain) < 3:
         return []
@@ -206,6 +210,7 @@ def _recompiles(evidence: Evidence, policy: Policy) -> list[Finding]:
     timed = [
         (t, e) for e in evidence.lines.of("train.step") if (t := e.number("step_time")) is not None
     ]
+    timed = timed if len(timed) > len(again) else _gaps(evidence)
     if len(again) + len(limit) < policy.recompiles or len(timed) < 6:
         return _compiling(evidence, policy)
     usual = median(t for t, _ in timed)
@@ -229,6 +234,12 @@ def _recompiles(evidence: Evidence, policy: Policy) -> list[Finding]:
             formula=f"{seconds(lost)} of {seconds(total)} in peaks = {lost / total:.0%}",
         )
     ]
+
+
+def _gaps(evidence: Evidence) -> list[tuple[float, Event]]:
+    """The time from each progress line to the next, where lines tell when they were written."""
+    told = [(t, e) for e in _series(evidence) if (t := e.clock_s) is not None]
+    return [(b - a, e) for (a, _), (b, e) in pairwise(told) if b >= a]
 
 
 def _compiling(evidence: Evidence, policy: Policy) -> list[Finding]:

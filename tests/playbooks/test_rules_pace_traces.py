@@ -154,6 +154,53 @@ def a_stage_of_ranks(sick: bool) -> dict[str, str]:
     return {"times.log": rows}
 
 
+def clock(seconds: int) -> str:
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def times_of_day(sick: bool) -> dict[str, str]:
+    text, now = "", 36_000
+    for i in range(60):
+        now += 2
+        text += f"[{clock(now)}] step {i} loss {3 - i / 99:.3f}\n"
+        if i % 10 == 9:
+            text += f"[{clock(now)}] writing checkpoint to /lustre/x\n"
+            now += 40 if sick else 0
+    return {"run.log": text}
+
+
+def progress_bar(sick: bool) -> dict[str, str]:
+    text, now = "", 0
+    for i in range(60):
+        now += 2
+        text += f" {i}%|##| {i}/600 [{now // 60:02d}:{now % 60:02d}<20:00,  2.00s/it]\n"
+        if i % 10 == 9:
+            text += "Saving model checkpoint to out\n"
+            now += 40 if sick else 0
+    return {"run.log": text}
+
+
+def exporter(sick: bool) -> dict[str, str]:
+    rows = ""
+    for g in range(8):
+        hot = sick and g == 6
+        told = {"SM_CLOCK": 1005 if hot else 1755, "GPU_UTIL": 99, "GPU_TEMP": 93 if hot else 60}
+        for name, value in (told | {"CLOCK_THROTTLE_REASONS": 64 if hot else 0}).items():
+            rows += f'DCGM_FI_DEV_{name}{{gpu="{g}",UUID="GPU-{g}",Hostname="n3"}} {value}\n'
+    return {"metrics.prom": rows}
+
+
+def compiles_again(sick: bool) -> dict[str, str]:
+    text, now = "", 36_000
+    for i in range(40):
+        if sick and i % 6 == 4:
+            text += f"[{clock(now)}] torch._dynamo: recompiling forward, guard failed: x.size(1)\n"
+            now += 30
+        now += 1
+        text += f"[{clock(now)}] step {i} loss {3 - i / 99:.3f}\n"
+    return {"run.log": text}
+
+
 FORMS: list[tuple[str, list[int] | None, Form]] = [
     ("slow.sync-every-microstep", None, reduces),
     ("slow.expert-imbalance", [2], routes),
@@ -162,6 +209,10 @@ FORMS: list[tuple[str, list[int] | None, Form]] = [
     ("slow.data-bound", None, dumps_of_stacks),
     ("slow.cpu-affinity", [1], far_cores),
     ("slow.stage-imbalance", [6, 7], a_stage_of_ranks),
+    ("slow.checkpoint-stall", None, times_of_day),
+    ("slow.checkpoint-stall", None, progress_bar),
+    ("slow.gpu-throttled", None, exporter),
+    ("slow.recompiles", None, compiles_again),
 ]
 
 

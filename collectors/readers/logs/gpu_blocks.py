@@ -1,4 +1,4 @@
-"""`nvidia-smi -q`: one block a GPU, a property a line, and `dcgmi dmon`, one row a GPU.
+"""`nvidia-smi -q`: one block a GPU, a property a line; `dcgmi dmon`; the metrics of dcgm-exporter.
 
 In: lines, and the end of the file. Out: (line, fields of kind gpu.sample) as node_tables has them;
 the line is that of the SM clock, so that a reader finds the number.
@@ -38,6 +38,19 @@ _ENTITY = {"gputl": "utilization", "tmptr": "temperature", "power": "power", "sm
 _ENTITY |= {"gpuutil": "utilization", "gptl": "utilization", "powerusage": "power"}
 
 
+_METRIC = re.compile(r"(DCGM_FI_\w{3,60})\{([^{}]{0,2000})\}\s+(\d{1,15}(?:\.\d+)?)")
+_LABEL = re.compile(r'(\w{1,40})="([^"]{0,200})"')
+_EXPORTED = {
+    "DCGM_FI_DEV_SM_CLOCK": "sm_clock",
+    "DCGM_FI_DEV_GPU_TEMP": "temperature",
+    "DCGM_FI_DEV_POWER_USAGE": "power",
+    "DCGM_FI_DEV_GPU_UTIL": "utilization",
+    "DCGM_FI_DEV_POWER_MGMT_LIMIT": "power_limit",
+    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": "throttle",
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "throttle",
+}
+
+
 class Blocks:
     """GPUs of one file."""
 
@@ -47,6 +60,7 @@ class Blocks:
         self.section = ""
         self.count = 0
         self.columns: list[str] = []
+        self.exported: dict[tuple[str, str], tuple[Line, dict[str, Any]]] = {}
 
     def feed(self, line: Line) -> list[tuple[Line, dict[str, Any]]]:
         """GPUs that this line completes."""
@@ -60,6 +74,9 @@ class Blocks:
             return done
         if self.fields:
             self._inside(line, text)
+            return []
+        if text.startswith("DCGM_FI_"):
+            self._export(line, text)
             return []
         return self._dcgm(line, text)
 
@@ -92,9 +109,26 @@ class Blocks:
                 self.fields["utilization"] = float(number.group())
 
     def close(self) -> list[tuple[Line, dict[str, Any]]]:
-        """The last GPU."""
+        """The last GPU, and those of which single metrics were told."""
         fields, self.fields = self.fields, {}
-        return [(self.line, fields)] if fields and self.line is not None else []
+        done = [(line, told) for line, told in self.exported.values() if "sm_clock" in told]
+        self.exported = {}
+        return done + ([(self.line, fields)] if fields and self.line is not None else [])
+
+    def _export(self, line: Line, text: str) -> None:
+        found = _METRIC.match(text)
+        name = _EXPORTED.get(found[1]) if found else None
+        labels = dict(_LABEL.findall(found[2])) if found else {}
+        if found is None or name is None or not labels.get("gpu", "").isdecimal():
+            return
+        host = labels.get("Hostname") or labels.get("hostname") or ""
+        if len(self.exported) < 65536:
+            told = self.exported.setdefault(
+                (host[:100], labels["gpu"][:4]), (line, {"index": int(labels["gpu"][:4])})
+            )[1]
+            told[name] = int(float(found[3])) if name == "throttle" else float(found[3])
+            if host:
+                told["host"] = host[:100]
 
     def _dcgm(self, line: Line, text: str) -> list[tuple[Line, dict[str, Any]]]:
         cells = text.split()

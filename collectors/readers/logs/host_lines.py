@@ -8,7 +8,7 @@ In: the bare text of a line. Out: (kind, fields), or None. Kinds and fields:
 | cpu.total | cores of the host |
 | cpu.numa | node, cores as pairs |
 | host.gc | seconds, generation |
-| train.pause | what (checkpoint, evaluation), seconds, step |
+| train.pause, train.mark | what (checkpoint, evaluation), seconds, step; what |
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ _TOOK = re.compile(
 )
 _RUNTIME = re.compile(r"\beval_runtime['\"]?\s*[:=]\s*'?(\d+(?:\.\d+)?)")
 """Seconds, as transformers' Trainer reports them."""
+_BEGINS = re.compile(
+    r"\b(?:writing|saving|dumping|storing|save|evaluating|validating|start\w*|begin\w*|running)\b",
+    re.IGNORECASE,
+)
 _ASIDE = re.compile(r"\basync\w*\b(?! is enabled)|background|upload", re.IGNORECASE)
 """Words of a save that does not hold the training up."""
 _AT = re.compile(r"\b(?:step|iteration|iter)[ _=:#]*(\d{1,12})\b", re.IGNORECASE)
@@ -142,7 +146,7 @@ def _pause(text: str) -> tuple[str, dict[str, Any]] | None:
     took = _TOOK.search(text) if what and not aside else None
     value = number(took[1]) if took else None
     if took is None or value is None:
-        return None
+        return ("train.mark", {"what": what}) if what and _BEGINS.search(text) else None
     out: dict[str, Any] = {"what": what, "seconds": value * quantities.TIMES[took[2].lower()]}
     step = _AT.search(text)
     if step:

@@ -53,6 +53,13 @@ def _load(text: str, out: dict[str, Any]) -> None:
         out["entropy"] = value
 
 
+def _pace(text: str, out: dict[str, Any]) -> None:
+    hit = re.search(r"([\d.]+) ?s/it\b", text)
+    value = number(hit[1]) if hit else None
+    if value is not None:
+        out["step_time"] = value
+
+
 def _timer(text: str, out: dict[str, Any]) -> None:
     hit = re.search(r"\(([\d.]+), ([\d.]+)\)\s*$", text)
     value = number(hit[2]) if hit else None
@@ -82,6 +89,7 @@ RULES = (
         r"(?P<f_grad_norm>[-+\d.eE]+|nan|inf)'?)?"
         r"(?:, 'learning_rate': '?(?P<f_learning_rate>[-+\d.eE]+)'?)?(?:.*?'epoch': '?"
         r"(?P<f_epoch>[\d.]+)'?)?(?:.*?\bstep[=': ]+(?P<i_step>\d+))?",
+        _pace,
     ),
     rule(
         "train.save",
