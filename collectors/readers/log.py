@@ -228,7 +228,7 @@ class _Scanner:
         for setting in self.settings.feed(line.text):
             self._event(line, "train.setting", setting)
         found = host_lines.read(line.text) or self.masks.feed(line.text)
-        if found is not None:
+        if found is not None and not (found[0] == "train.mark" and trainer_lines.saves(line.text)):
             self._event(line, *found)
 
     def _own_words(self, line: Line, kinds: set[str], ends_traceback: bool) -> None:

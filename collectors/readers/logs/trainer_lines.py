@@ -203,3 +203,8 @@ RULES = (
         r"(?P<what>scheduler states? (?:was |were )?(?:not (?:found|loaded)|missing))",
     ),
 )
+
+
+def saves(text: str) -> bool:
+    """Whether a rule above tells of a save or an evaluation."""
+    return any(r.kind.startswith("train.save") and r.fields(text) is not None for r in RULES)
