@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from playbooks.measures.quantities import mentioned
@@ -26,6 +26,7 @@ _PER_RANK = re.compile(
     r"(?:(?P<axis>tp|dp|pp|cp|ep|data|tensor)[ -])?(?:ranks?|replicas?|gpus?|copies|workers?)\b|"
     r"\branks? ?\d+ ?(?:\.\.+|-|to) ?\d+|\brank0\b|(?P<local>\blocal\b)"
 )
+_OF_AXIS = re.compile(r"(?i)\b(tp|dp|pp)[ _-]rank[ =:]{1,2}(\d{1,5})\b|^(tp|dp|pp)(\d{1,5})\b")
 _COORDINATE = re.compile(r"(?i)^(tp|dp|pp|cp)(\d{1,5})$")
 _AXES = {"data": "dp", "tensor": "tp"}
 _STATE = ("weight", "gradient", "optimizer", "random", "data", "activation", "loss")
@@ -89,9 +90,17 @@ def spreads(rows: Sequence[Row], layout: Layout) -> list[Spread]:
                 out.append(one)
             elif value.rank is not None:
                 _add(found, counts, value, value.rank, quantity)
+            elif (spot := _spot(row)) is not None:
+                _add(found, counts, replace(value, axis=spot[0]), spot[1], quantity)
     out.extend(found.values())
     out.sort(key=lambda s: (s.row.section, s.row.line))
     return [s for s in out if len(s.values) > 1]
+
+
+def _spot(row: Row) -> tuple[str, int] | None:
+    """(axis, coordinate) of a line that is of one coordinate: "tp rank 1: ..." or "tp1 ..."."""
+    found = _OF_AXIS.search(row.text)
+    return None if found is None else ((found[1] or found[3]).lower(), int(found[2] or found[4]))
 
 
 def _inline(row: Row) -> list[Spread]:
@@ -160,3 +169,17 @@ def _listed(row: Row, value: Value, layout: Layout) -> tuple[str, dict[int, str]
         axis = "" if layout.size(axis) != count else axis
     texts = {i: t for i, t in enumerate(value.texts) if t != "-"}
     return (axis, texts) if len(texts) > 1 else None
+
+
+def groups_of(spread: Spread, layout: Layout, axis: str) -> list[list[int]]:
+    """Ranks of this spread that differ on `axis` only; [] when unknown."""
+    if spread.axis:
+        return [sorted(spread.values)] if spread.axis == axis else []
+    if axis == "pp":
+        return layout.groups(spread.values, "pp") or []
+    return layout.groups(spread.values, axis) or []
+
+
+def apart(spread: Spread, groups: Sequence[Sequence[int]]) -> list[int]:
+    """Members of the first group that is not equal; [] when all are equal."""
+    return next((list(g) for g in groups if not spread.equal(g)), [])

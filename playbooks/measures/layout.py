@@ -123,7 +123,10 @@ class Layout:
         missing = [a for a in AXES if sizes[a] is None]
         if not world or world % known or world > 1 << 16:
             return {}
-        if known < world:
+        ep = self.size("ep")
+        if known < world and ep and known * ep == world and sizes["dp"]:
+            sizes["dp"] *= ep  # what is no expert is copied over both
+        elif known < world:
             if "dp" not in missing:
                 return {}
             sizes["dp"] = world // known

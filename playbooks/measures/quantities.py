@@ -21,7 +21,7 @@ _QUANTITIES = (
     (
         "data",
         (
-            r"input\w*|tokens?|ids|\w*_ids|sample_id|indices|indexes|idx|samples?|batch\w*|data\w*|"
+            r"input\w*|tokens?|ids|\w*_ids|sample_id|indices|indexes|index|sampler|idx|samples?|batch\w*|data\w*|"
             r"consumed\w*|cursor|position|offset|order|docs?|documents?|permutation|perm|rows?"
         ),
     ),
@@ -52,7 +52,20 @@ _PLAIN |= {
     "total",
     "local",
 }
-_PLAIN |= {"reduction", "norms", "first", "train", "training", "rel", "fingerprint", "crc"}
+_PLAIN |= {
+    "has",
+    "is",
+    "was",
+    "are",
+    "reduction",
+    "norms",
+    "first",
+    "train",
+    "training",
+    "rel",
+    "fingerprint",
+    "crc",
+}
 _PARTS = re.compile(
     r"(?i)^(?:embed\w*|lm_head|head|final_norm|\w*norm\d*|router\w*|gate\w*|mlp\w*|attn\w*|qkv\w*|"
     r"wte|wpe|ln_\w+|ln\d*|experts?|shared_experts?|tied|dense\w*|o_proj|\w+_proj|moe|bias|"
@@ -209,13 +222,14 @@ def _best(text: str, words: list[str]) -> str:
 
 
 _OF = (
-    r"(?:sha\w*|hash\w*|digest|checksum|norms?|md5|crc\w*|fingerprint)s? (?:of|over) "
+    r"(?:sha\w*|hash\w*|digest|checksum|norms?|sums?|md5|crc\w*|fingerprint)s? (?:of|over) "
     r"(?:[\w-]+ ){0,3}?"
 )
 _MENTIONS = (
-    ("gradient", r"grad(?:ient)?s?\b|\|g\||\|g\b|\bg_ref|norm of g\b"),
+    ("gradient", r"grad(?:ient)?s?\b(?![ _-]?accum)|\|g\||\|g\b|\bg_ref|norm of g\b"),
     ("data", r"sample[ _]ids?|batch(?:es)?\b(?! size)|inputs?[ _]ids|token ids|indices|sampler\b"),
-    ("random", r"rng\b|dropout mask"),
+    ("random", r"rng\b|dropout mask|generator\b|\bseed per"),
+    ("activation", r"\boutputs? of|hidden states|activations?\b"),
     ("weight", r"weights?\b|param\w*|state_dict|\|w\||replicas"),
     ("loss", r"\bloss"),
 )

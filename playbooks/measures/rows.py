@@ -40,7 +40,8 @@ _PLACES = ("rank", "step", "epoch")
 _PROLOGUE = 3
 _RESTART = re.compile(
     r"(?i)\bre-?start|\bresum|loading (?:the )?checkpoint|loaded checkpoint|checkpoint loaded|"
-    r"restored|load(?:ed|ing)? .{0,40}(?:checkpoint|ckpt)|maintenance"
+    r"restored|checkpoint\b.{0,40}\b(?:loaded|found)|"
+    r"load(?:ed|ing)? .{0,40}(?:checkpoint|ckpt)|maintenance"
 )
 
 

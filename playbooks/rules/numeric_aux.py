@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def rule(evidence: Evidence, _: Policy) -> list[Finding]:
     """Two coefficients first: that test needs no word for the gradient's part."""
     pairs = list(combinations(evidence.measures.runs[:40], 2))
-    return _dead_auxiliary(pairs) or _no_gradient(evidence.measures.rows)
+    rows = evidence.measures.rows
+    return _dead_auxiliary(pairs) or _no_gradient(rows) or _without(rows)
 
 
 def _no_gradient(rows: Sequence[Row]) -> list[Finding]:
@@ -103,3 +104,34 @@ def _dead_auxiliary(pairs: Sequence[tuple[Run, Run]]) -> list[Finding]:
             )
         ]
     return []
+
+
+def _without(rows: Sequence[Row]) -> list[Finding]:
+    """The router's gradient with and without the balancing loss, side by side and always equal."""
+    told: list[tuple[Value, Value]] = []
+    for row in rows:
+        pair = [v for v in row.values if re.search(r"(?i)router|gate\b", f"{v.name} {v.label}")]
+        pair = [v for v in pair if re.search(r"(?i)grad", v.label) and v.number is not None]
+        off = next((v for v in pair if re.search(r"(?i)\bwithout|\bno\b|\boff\b", v.label)), None)
+        on = next((v for v in pair if v is not off), None)
+        if off is not None and on is not None and re.search(r"(?i)aux|balanc", row.text):
+            told.append((on, off))
+    if len(told) < 3 or any(on.texts != off.texts for on, off in told):
+        return []
+    on, off = told[0]
+    return [
+        root(
+            "numeric.aux-loss-dead",
+            "likely",
+            f"The router's gradient is {on.texts[0]} with the balancing loss and {off.texts[0]} "
+            f"without it, and equal in all {count(len(told), 'report')}.",
+            [],
+            more=[on.row.item, told[-1][0].row.item],
+            excluded=(
+                ("numeric.router-collapse", "a balancing loss is configured and printed"),
+                ("slow.expert-imbalance", "the gradient that would balance is missing"),
+                ("numeric.reported-loss", "the gradient, not only the printed loss, lacks it"),
+            ),
+            formula=f"{on.texts[0]} - {off.texts[0]} = 0 in {count(len(told), 'report')}",
+        )
+    ]

@@ -8,10 +8,12 @@ ranks hold copies is the layout's; values decide, words only say what is sharded
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from playbooks.rules import numeric_drift
+from playbooks.measures.by_rank import apart, groups_of
+from playbooks.measures.values import number
+from playbooks.rules import numeric_drift, numeric_streams
 from playbooks.rules.naming import root
 from playbooks.words import count
 
@@ -31,18 +33,21 @@ _COPIES = re.compile(
     r"(?i)\breplica|must be equal|must agree|\bunsharded|"
     r"\bfull (?:param|weight|state|cop)|\bcop(?:y|ies)"
 )
-_SPLIT_NAME = re.compile(
-    r"(?i)qkv|[qkvo]_proj|w[qkvo]\b|up\b|gate_up|(?:up|gate|down)_proj|down\b|fc[12]\b|dense_\w+|"
-    r"attn\.(?:out|proj)|linear_(?:qkv|proj|fc\d)|c_attn|c_fc|c_proj|vocab"
-)
 _AFTER = re.compile(
     r"(?i)\bafter (?:\w+ )?(?:reduc|all-?reduc|sync|backward and)|\breduced\b|\bsynced|\breplicated"
+)
+_NORMS = re.compile(
+    r"(?i)norm|\bsum|\bmean|\bstd|\bl2|\|+[wpg]|hash|sha\d*|crc|checksum|digest|fingerprint|"
+    r"\bvalues?\b|_sum\b|\bfirst\b"
+)
+_AMOUNTS = re.compile(
+    r"(?i)\b(?:GiB|MiB|KiB|GB|MB|bytes|memory|mem|numel|trainable|count|billion|million|tflops?)\b|"
+    r"\d ?[GMK]i?B\b|\b\d+(?:\.\d+)?[BM] param"
 )
 _EXPERT = re.compile(r"(?i)experts?\b(?!.*router)")
 _INIT = re.compile(r"(?i)\binit|construct|before (?:the )?(?:first )?step|after build|at start")
 _NEAR = 64
 """Lines after a restart in which a first check is one of what was loaded."""
-_REGION = re.compile(r"(?i)\bhead|shard|\battention|parallel region|model[- ]parallel")
 
 
 def rule(evidence: Evidence, _: Policy) -> list[Finding]:
@@ -51,11 +56,21 @@ def rule(evidence: Evidence, _: Policy) -> list[Finding]:
     if not spreads:
         return numeric_drift.rule(evidence)
     layout = evidence.measures.layout
-    weights = [s for s in spreads if s.quantity in ("weight", "optimizer") or _reduced(s)]
-    tensor = _streams(spreads, layout)
+    weights = [s for s in spreads if _measures_state(s)]
+    tensor = numeric_streams.rule(spreads, layout)
     if tensor:
         return tensor
     return _weights(weights, layout) or numeric_drift.rule(evidence)
+
+
+def _measures_state(spread: Spread) -> bool:
+    """Whether the values tell weights or moments apart: digests, norms, sums; not sizes."""
+    if spread.quantity not in ("weight", "optimizer") and not _reduced(spread):
+        return False
+    if _AMOUNTS.search(_words(spread)):
+        return False
+    digests = all(number(t) is None for v in spread.values.values() for t in v)
+    return digests or _NORMS.search(f"{_words(spread)} {spread.row.about}") is not None
 
 
 def _reduced(spread: Spread) -> bool:
@@ -75,20 +90,6 @@ def _held_whole(spread: Spread) -> bool:
     return not _SHARDED.search(words) or _COPIES.search(words) is not None
 
 
-def _groups(spread: Spread, layout: Layout, axis: str) -> list[list[int]]:
-    """Ranks of this spread that differ on `axis` only; [] when unknown."""
-    if spread.axis:
-        return [sorted(spread.values)] if spread.axis == axis else []
-    if axis == "pp":
-        return layout.groups(spread.values, "pp") or []
-    return layout.groups(spread.values, axis) or []
-
-
-def _apart(spread: Spread, groups: Sequence[Sequence[int]]) -> list[int]:
-    """Members of the first group that is not equal; [] when all are equal."""
-    return next((list(g) for g in groups if not spread.equal(g)), [])
-
-
 def _odd(spread: Spread, members: Sequence[int]) -> tuple[int, ...]:
     """The members unlike a clear majority; () when there is none."""
     seen = Counter(spread.values[r] for r in members)
@@ -101,17 +102,17 @@ def _odd(spread: Spread, members: Sequence[int]) -> tuple[int, ...]:
 def _weights(weights: list[Spread], layout: Layout) -> list[Finding]:
     """The first place where copies differ, over dp before any other axis."""
     for axis in ("dp", "tp", "pp"):
-        judged = [(s, g) for s in weights if _held_whole(s) and (g := _groups(s, layout, axis))]
+        judged = [(s, g) for s in weights if _held_whole(s) and (g := groups_of(s, layout, axis))]
         judged = [(s, g) for s, g in judged if not _EXPERT.search(s.name)]
         if axis != "dp":
             judged = [(s, g) for s, g in judged if _copied(s, judged)]
-        bad = [(s, m) for s, g in judged if (m := _apart(s, g))]
+        bad = [(s, m) for s, g in judged if (m := apart(s, g))]
         if not bad:
             continue
-        good = [s for s, g in judged if not _apart(s, g)]
+        good = [s for s, g in judged if not apart(s, g)]
         if axis != "dp":
             known = [s for s in weights if s not in good and not any(s is b for b, _ in bad)]
-            good += [s for s in known if not _apart(s, _groups(s, layout, "dp"))]
+            good += [s for s in known if not apart(s, groups_of(s, layout, "dp"))]
         return _diverged(bad, good, axis)
     return []
 
@@ -121,7 +122,7 @@ def _copied(spread: Spread, judged: Sequence[tuple[Spread, list[list[int]]]]) ->
     if _COPIES.search(_words(spread)):
         return True
     earlier = [(s, g) for s, g in judged if s.name == spread.name and s.label == spread.label]
-    return bool(earlier) and bool(earlier[0][0].name) and not _apart(*earlier[0])
+    return bool(earlier) and bool(earlier[0][0].name) and not apart(*earlier[0])
 
 
 def _diverged(bad: list[tuple[Spread, list[int]]], good: list[Spread], axis: str) -> list[Finding]:
@@ -213,85 +214,4 @@ def _not_restored(first: Spread, members: list[int], items: list[Item]) -> Findi
             ("numeric.divergence", "the change is at the resume"),
         ),
         formula=f"{first.place}: {first.shown(members)}",
-    )
-
-
-# --- random streams of a tp group --------------------------------------------------------------
-
-
-def _streams(spreads: list[Spread], layout: Layout) -> list[Finding]:
-    """Shards equal at init, masks equal on shards, or copies and their stream not equal."""
-    told = (layout.size("tp") or 1) > 1 or layout.model_parallel
-    if not told and not any(s.axis == "tp" for s in spreads):
-        return []
-    inputs = [s for s in spreads if s.quantity == "data"]
-    if any(_apart(s, _groups(s, layout, "tp")) for s in inputs):
-        return []
-    same: list[tuple[Spread, list[int]]] = []
-    differ: list[tuple[Spread, list[int]]] = []
-    rightly = 0
-    for spread in spreads:
-        groups = _groups(spread, layout, "tp")
-        split = _is_split(spread)
-        if not groups or split is None:
-            continue
-        apart = _apart(spread, groups)
-        if split and not apart:
-            same.append((spread, groups[0]))
-        elif not split and apart and (spread.step in (0, None) or spread.quantity == "random"):
-            differ.append((spread, apart))
-        else:
-            rightly += 1
-    kinds: dict[str, list[tuple[Spread, list[int]]]] = defaultdict(list)
-    for pair in same:
-        kinds[pair[0].quantity].append(pair)
-    weights = kinds.get("weight", [])
-    if weights and len({s.values[g[0]] for s, g in weights}) * 2 > len(weights):
-        return [_stream("same-seed-on-shards", weights, "shards", "are equal", rightly)]
-    masks = kinds.get("random", [])
-    if masks:
-        return [_stream("dropout-stream", masks, "masks of shards", "are equal", rightly)]
-    if differ:
-        why = "drift" if differ[0][0].quantity == "random" else "dropout-stream"
-        return [_stream(why, differ, "copies", "differ", rightly)]
-    return []
-
-
-def _is_split(spread: Spread) -> bool | None:
-    """True for what tp ranks hold different parts of, False for copies, None when not told."""
-    words = _words(spread)
-    copies = re.search(r"(?i)\breplicat|\bshared\b|\bmust agree|\bresidual", words) is not None
-    if spread.quantity == "random":
-        if copies:
-            return False
-        return True if _REGION.search(words) else None
-    if spread.quantity != "weight":
-        return None
-    early = spread.step in (0, None) and (_INIT.search(f"{words} {spread.row.about}") is not None)
-    if copies:
-        return False if early and spread.name else None
-    if _SHARDED.search(words):
-        return True if early or spread.step in (0, None) else None
-    return True if early and _SPLIT_NAME.search(spread.name) else None
-
-
-def _stream(
-    why: str, found: list[tuple[Spread, list[int]]], what: str, how: str, rightly: int
-) -> Finding:
-    first, members = found[0]
-    return root(
-        "numeric.tp-rng",
-        "likely",
-        f"{what.capitalize()} {how} over the tp ranks in {count(len(found), 'check')} "
-        f"({rightly} as they should be), such as {first.name or first.label}: "
-        f"{first.shown(members)}.",
-        [],
-        more=[s.row.item for s, _ in found[:2]],
-        where=why,
-        excluded=(
-            ("numeric.tp-inputs-differ", "no input that was printed differs inside the group"),
-            ("numeric.replicas-diverged", "the ranks compared are of one tp group"),
-            ("numeric.gradient-reduction", "it is there before any gradient"),
-        ),
-        formula=f"{first.name or first.label}: {first.shown(members)}",
     )

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 _UNION = re.compile(r"(?i)\bunion|\bunique|\bdistinct")
 _COMMON = re.compile(
-    r"(?i)\bintersect\w*|\boverlap\w*|\bin common|\bshared by|"
+    r"(?i)\bintersect\w*|\bby both|\boverlap\w*|\bin common|\bshared by|"
     r"\brank ?\d+\W{1,3}(?:and |with )?rank ?\d+|\bduplicate"
 )
 _SAMPLES = re.compile(r"(?i)\bids?\b|\bsamples?\b|\bindices|sample_ids")
 _OF = re.compile(r"\b(\d[\d,]*) ?(?:of|/|out of) ?(\d[\d,]*)\b")
+_BOTH = re.compile(r"(?i)\bboth\D{0,12}?(\d[\d,]*)")
 _PERCENT = re.compile(r"\b(\d{1,3}(?:\.\d+)?) ?%")
 _SIZE = re.compile(
     r"(?i)\b(?:data ?set|train(?:ing)? (?:set|data|samples|examples)|num_?examples|examples)\b"
@@ -100,7 +101,12 @@ def _shared(rows: Sequence[Row], policy: Policy) -> list[Finding]:
         words = f"{row.text} {row.lead} {row.about}"
         if not _COMMON.search(row.text) or not _SAMPLES.search(words):
             continue
-        found = _OF.search(row.text)
+        both = _BOTH.search(row.text)
+        if both:
+            counts = [int(n) for n in re.findall(r"\b\d+\b", row.text)]
+            found = re.match(r"(\S+) (\S+)", f"{both[1]} {max(counts)}")
+        else:
+            found = _OF.search(row.text)
         percent = _PERCENT.search(row.text)
         if found and float(found[2].replace(",", "")):
             part, whole = (float(found[i].replace(",", "")) for i in (1, 2))

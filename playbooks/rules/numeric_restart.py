@@ -8,14 +8,10 @@ restart, a digest against the one that was saved or expected.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING
 
 from playbooks.measures.values import number
-from playbooks.rules import numeric_state
-from playbooks.rules.naming import root
+from playbooks.rules import numeric_counter, numeric_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,23 +30,10 @@ _SAVED = re.compile(
     r"(?i)\bsav(?:e|ed|ing)\b|wrote|written|before (?:the )?(?:re-?start|stop|crash)|checkpointed"
 )
 _LOADED = re.compile(r"(?i)\bload|restor|resum|after (?:the )?re-?start")
-_COUNTER = re.compile(
-    r"(?i)consumed|sample|position|offset|cursor|index|docs?\b|tokens?[ _]seen|seen|first[ _]id|"
-    r"batch(?:es)?\b|doc\w*|record|row|id\b"
-)
-_STEPS = re.compile(
-    r"(?i)(?:adam|optim\w*|opt|sched\w*|scaler)[ _.]*(?:state)?[ _.]*(?:step|count|last_epoch|iter)"
-)
-"""A counter that optimizer or schedule keep of their own."""
-_LOADER = re.compile(r"(?i)loader|sampler|data|batch|sample|shard")
-_PLACE = re.compile(
-    r"(?i)\bposition|\bstart(?:ing|s)?(?:[ _](?:at|from))?[ _](?:index|batch|sample|offset|pos)|"
-    r"\bcursor|\boffset|\bskip\w*|start_idx|first (?:batch|sample)|fast-?forward\w*"
-)
 _WHEN = re.compile(
     r"^(?:sav\w*|load\w*|restor\w*|resum\w*|at|step|the|checkpoint|ckpt|before|after|re-?start|from)$"
 )
-_LEAST = 3
+_PLACES = re.compile(r"(?i)index|position|offset|cursor|sample|consumed|seen|batch|document|id\b")
 
 
 def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
@@ -61,33 +44,16 @@ def rule(evidence: Evidence, policy: Policy) -> list[Finding]:
     if not any(row.attempt for row in rows) and not both:
         return []
     state = _digests(rows, data=False) or numeric_state.ranks(evidence)
-    data = _digests(rows, data=True) or _counter(rows) or _position(rows) or _repeated(rows)
+    data = _digests(rows, data=True) or numeric_counter.rule(rows) or _repeated(rows)
     if state:
         return state
     return data or numeric_state.rule(rows, policy)
 
 
-def _data_root(summary: str, items: Sequence[Row], formula: str) -> Finding:
-    return root(
-        "numeric.resume-data",
-        "likely",
-        summary,
-        [],
-        more=[r.item for r in items],
-        excluded=(
-            ("numeric.resume-state", "no state that was printed differs from the saved one"),
-            ("numeric.sampler-not-reseeded", "it starts at a restart"),
-            ("numeric.shards-overlap", "the repetition is over time, not between ranks"),
-            ("numeric.divergence", "it is at the restart"),
-        ),
-        formula=formula,
-    )
-
-
 def _is_data(value: Value) -> bool:
     if value.quantity == "data":
         return True
-    return value.quantity == "" and _DATA.search(value.row.text) is not None
+    return value.quantity == "" and _DATA.search(value.label) is not None
 
 
 def _digests(rows: Sequence[Row], *, data: bool) -> list[Finding]:
@@ -99,7 +65,12 @@ def _digests(rows: Sequence[Row], *, data: bool) -> list[Finding]:
                 continue
             expected = next((v for v in row.values[i + 1 :] if _EXPECTED.search(v.label)), None)
             due = expected if row.attempt or _LOADED.search(row.text) else None
-            comparable = due is not None and _same_sort(value, due) and data == _is_data(value)
+            comparable = (
+                due is not None
+                and _names_state(value)
+                and _same_sort(value, due)
+                and data == _is_data(value)
+            )
             if due is not None and comparable and due.texts[:1] != value.texts[:1]:
                 return [_unlike(value, due, data)]
             if not data and value.quantity not in _STATE and not _is_digest(value):
@@ -134,6 +105,13 @@ def _is_digest(value: Value) -> bool:
     return number(value.texts[0]) is None and len(value.texts[0]) >= 6
 
 
+def _names_state(value: Value) -> bool:
+    """A digest, or a place in the data: what was expected of anything else is no resume's."""
+    return _is_digest(value) or (
+        value.quantity == "data" and _PLACES.search(value.label) is not None
+    )
+
+
 def _twins(one: Value, other: Value) -> bool:
     """Whether one line has the saved and the restored value of one thing side by side."""
     if one is other or not (_SAVED.search(one.label) and _LOADED.search(other.label)):
@@ -155,7 +133,7 @@ def _unlike(value: Value, wanted: Value, data: bool) -> Finding:
     name = value.label or value.quantity
     formula = f"{name}: {value.texts[0]} instead of {wanted.texts[0]}"
     if data:
-        return _data_root(
+        return numeric_state.data_root(
             f"After the restart {name} is {value.texts[0]}, and {wanted.texts[0]} was due: data "
             "are repeated or skipped.",
             [value.row, wanted.row],
@@ -166,102 +144,6 @@ def _unlike(value: Value, wanted: Value, data: bool) -> Finding:
         [wanted.row, value.row],
         formula,
     )
-
-
-# --- counters ------------------------------------------------------------------------------------
-
-
-def _series(rows: Sequence[Row]) -> dict[tuple[str, str], list[tuple[int, float, Row]]]:
-    """{(source, label): [(step, value, row)]} of counters of data."""
-    out: dict[tuple[str, str], list[tuple[int, float, Row]]] = defaultdict(list)
-    for row in rows:
-        step = row.at("step")
-        if step is None:
-            continue
-        batch = row.at("batch")
-        if batch is not None and row.rank in (None, 0):
-            out[row.source, "batch of the epoch"].append((step, float(batch), row))
-        for value in row.values:
-            one = value.number
-            counts = (value.quantity == "data" and _COUNTER.search(value.label)) or (
-                _STEPS.search(value.label) is not None
-            )
-            single = one is not None and len(value.texts) == 1 and value.rank in (None, 0)
-            if counts and single and one is not None and one == int(one):
-                out[row.source, value.label].append((step, one, row))
-    return out
-
-
-def _counter(rows: Sequence[Row]) -> list[Finding]:
-    """A count of samples that grows with the step, and goes on elsewhere after the restart."""
-    for (_, label), points in _series(rows).items():
-        attempts = sorted({r.attempt for _, _, r in points})
-        for before, after in pairwise(attempts):
-            old = [p for p in points if p[2].attempt == before]
-            new = [p for p in points if p[2].attempt == after]
-            slope = _slope(old)
-            if slope is None or not new:
-                continue
-            step, at, row = new[0]
-            if old[-1][2].at("epoch") != row.at("epoch"):
-                continue
-            due = old[-1][1] + slope * (step - old[-1][0])
-            moved = at - due
-            if abs(moved) < 4 * slope or abs(moved) < 0.002 * abs(due):
-                continue
-            if _STEPS.search(label):
-                return [_behind(label, step, at, due, old[-1][2], row)]
-            again = "repeated" if moved < 0 else "skipped"
-            return [
-                _data_root(
-                    f"At step {step} after the restart {label} is {at:.0f}, and {due:.0f} was "
-                    f"due: {abs(moved):.0f} samples are {again}.",
-                    [old[-1][2], row],
-                    f"{old[-1][1]:.0f} + {slope:g} a step * {step - old[-1][0]} = {due:.0f}, "
-                    f"printed {at:.0f}",
-                )
-            ]
-    return []
-
-
-def _behind(label: str, step: int, at: float, due: float, old: Row, new: Row) -> Finding:
-    return numeric_state.state_root(
-        f"At step {step} after the restart {label} is {at:.0f}, and {due:.0f} was due: that state "
-        "did not come back.",
-        [old, new],
-        f"{label} at step {step}: {at:.0f} instead of {due:.0f}",
-    )
-
-
-def _position(rows: Sequence[Row]) -> list[Finding]:
-    """The loader's place after the restart is 0, though steps were done before it."""
-    done = max((row.at("step") or 0 for row in rows if row.attempt == 0), default=0)
-    if done <= 0:
-        return []
-    for row in rows:
-        if row.attempt == 0 or not _LOADER.search(row.text):
-            continue
-        for value in row.values:
-            if _PLACE.search(value.label) and value.number == 0 and len(value.texts) == 1:
-                return [
-                    _data_root(
-                        f"After the restart {value.label} is 0, though {done} steps were done "
-                        "before: the data begin again.",
-                        [row],
-                        f"{value.label} = 0 at step {done}",
-                    )
-                ]
-    return []
-
-
-def _slope(points: Sequence[tuple[int, float, Row]]) -> float | None:
-    """What the counter grows by in a step, when it is a straight line."""
-    steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points) if b[0] > a[0]]
-    if len(steps) < _LEAST - 1:
-        return None
-    typical = median(steps)
-    straight = all(abs(s - typical) <= 0.01 * abs(typical) for s in steps)
-    return typical if typical > 0 and straight else None
 
 
 def _repeated(rows: Sequence[Row]) -> list[Finding]:
@@ -289,7 +171,7 @@ def _repeated(rows: Sequence[Row]) -> list[Finding]:
     earlier, row = found[0]
     a, b = earlier.at("step", "batch"), row.at("step", "batch")
     return [
-        _data_root(
+        numeric_state.data_root(
             f"Batches after the restart were read before it: that of step {b} is that of step "
             f"{a}, and so for {len(found)} of {len(found) + fresh}.",
             [earlier, row],

@@ -172,3 +172,21 @@ def _lost(rows: Sequence[Row]) -> list[Finding]:
             )
         ]
     return []
+
+
+def data_root(summary: str, items: Sequence[Row], formula: str) -> Finding:
+    """The finding that data are repeated or skipped."""
+    return root(
+        "numeric.resume-data",
+        "likely",
+        summary,
+        [],
+        more=[r.item for r in items],
+        excluded=(
+            ("numeric.resume-state", "no state that was printed differs from the saved one"),
+            ("numeric.sampler-not-reseeded", "it starts at a restart"),
+            ("numeric.shards-overlap", "the repetition is over time, not between ranks"),
+            ("numeric.divergence", "it is at the restart"),
+        ),
+        formula=formula,
+    )

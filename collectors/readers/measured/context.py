@@ -23,7 +23,7 @@ _WORDS = {
     "cp": "cp cp_rank cp-rank context_rank",
     "ep": "ep ep_rank ep-rank expert_rank",
     "world": "world world_size world-size gpus gpu num_gpus n_gpus ngpu ngpus nproc "
-    "num_processes processes ranks n_ranks num_ranks world_sz",
+    "num_processes processes ranks n_ranks num_ranks world_sz w ws",
     "tp_size": "tp_size tp_degree tensor_model_parallel_size tensor_parallel_size "
     "tensor-model-parallel-size tensor-parallel-size tensor_parallel_degree",
     "dp_size": "dp_size dp_degree data_parallel_size data-parallel-size dp_world_size "
@@ -85,7 +85,7 @@ _PHRASES = {
 _AXES = {"tensor": "tp_size", "data": "dp_size", "pipeline": "pp_size", "context": "cp_size"}
 _AXES |= {"expert": "ep_size", "tp": "tp_size", "dp": "dp_size", "sequence": "cp_size"}
 _NOT_AFTER = {"per", "each", "every", "by", "seconds", "ms", "s", "time", "all", "over"}
-_LOOSE = {"i", "k", "m", "process", "t", "d", "it", "idx", "index", "gpu"}
+_LOOSE = {"i", "k", "m", "w", "ws", "process", "t", "d", "it", "idx", "index", "gpu"}
 """Words that are a key only where they stand alone before their value."""
 AXES = {"tp", "dp", "pp", "cp", "ep"}
 FRACTIONS = {"coefficient"}
@@ -114,6 +114,8 @@ def key(label: list[str]) -> tuple[str, int] | None:
     low = [w.lower().strip("_-.#*'") for w in label[-3:]]
     if low[-2:] == ["batch", "size"] and {"total", "global", "train"} & {*map(str.lower, label)}:
         return "global_batch", 2
+    if low[-2:] == ["per", "step"] and "batches" in low[0] and "micro" in low[0]:
+        return "accumulation", 3
     if "parallel" in low and low[-1] in ("parallel", "size", "degree"):
         before = low[low.index("parallel") - 1] if low.index("parallel") else ""
         if before in _AXES:

@@ -27,7 +27,7 @@ _DEPTH = 6
 
 def begins(head: bytes) -> bool:
     """Whether a head may be that of one JSON document, and not of JSON lines."""
-    text = head.lstrip()
+    text = head.strip()
     if text[:1] not in (b"{", b"["):
         return False
     first = text.split(b"\n", 1)[0].strip()
@@ -95,6 +95,9 @@ def _rows(found: Any, path: str, above: Measured, depth: int) -> Iterator[tuple[
     lists = {k: v for k, v in found.items() if isinstance(v, list) and _of_objects(v)}
     own = objects.measured({k: v for k, v in found.items() if k not in lists})
     own.context = {**above.context, **own.context}
+    if not own.head and above.head:
+        own.head = above.head
+        own.values = [(f"{above.head} :: {n}", v, r) for n, v, r in own.values]
     if own.values or (own.context != above.context and not lists):
         yield path, own
     for key, value in lists.items():

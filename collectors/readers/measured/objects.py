@@ -15,7 +15,9 @@ from collectors.readers.measured.words import DIGEST, OPAQUE, VALUE, VALUES, Mea
 
 _DEPTH = 4
 _PAIRS = 256
-_SUBJECT = re.compile(r"(?i)^(?:param\w*|name|module|tensor|key|layer_?name|weight|what|metric)$")
+_SUBJECT = re.compile(
+    r"(?i)^(?:param\w*|check|title|quantity|name|module|tensor|key|layer_?name|weight|what|metric)$"
+)
 _VARIANT = re.compile(r"(?i)^(?:run|variant|config|setup|case|layout|which|who|mode|split|phase)$")
 
 

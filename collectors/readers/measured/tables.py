@@ -34,6 +34,7 @@ _RANKS = re.compile(
 """A header of ranks alone, over rows that begin as they like."""
 _EACH = re.compile(r"(?i)(tp|dp|pp|)\s?(?:global )?\b(?:rank|gpu|r)[ _#]?(\d{1,6})")
 _CELLS = 64
+_EXPERT = re.compile(r"(?i)^(?:e|expert|exp)[ _]?\d{1,4}$")
 _LIST = re.compile(r"^\[[^\[\]]*\]$")
 _MISSES = 40
 """Lines that fit no row after which a header is forgotten."""
@@ -96,8 +97,9 @@ class Tables:
                 return row
         cuts = _splits(text)
         bare = _AXIS.sub(r"\1\2", _BRACKETS.sub(" ", text))
-        valued = any(VALUE.fullmatch(w) for w in _WORDS.split(bare))
-        drawn = valued and text.lstrip().startswith("|")
+        told = sum(VALUE.fullmatch(w) is not None for w in _WORDS.split(bare))
+        valued = told > 0
+        drawn = valued and (text.lstrip().startswith("|") or (text.count("|") > 1 and told < 2))
         strict = {k: c for k, c in cuts.items() if k == "bar" and drawn} if valued else cuts
         pure = not _ASSIGNED.search(bare) and not text.rstrip().endswith(":")
         names = {k: c for k, c in strict.items() if pure and not any(map(_is_value, c))}
@@ -154,6 +156,10 @@ class Tables:
             else:
                 subject.append(cell)
         out.head = " ".join(subject)
+        experts = [cell for name, cell in pairs if _EXPERT.match(name)]
+        if len(experts) > 2:
+            out.values.append(("experts load", experts, None))
+            pairs = [(name, cell) for name, cell in pairs if not _EXPERT.match(name)]
         for name, cell in pairs:
             by_rank = _BY_RANK.match(name)
             listed = _LIST.match(cell)

@@ -40,9 +40,13 @@ _TRAILING = {"of", "at", "in", "for", "on", "after", "before", "and", "the", "wi
 OF = " :: "
 """Stands in a label between what a row is of and the name of its column."""
 DIGEST = re.compile(r"(?i)(?:hash|sha\w*|md5|crc\w*|digest|checksum|fingerprint|xxh\w*)$")
-_COUNT = re.compile(r"(?i)^(?:gpus?|ranks|processes|devices|cards)$")
+_COUNT = re.compile(r"(?i)^(?:gpus?|ranks|process|processes|devices|cards)$")
 VALUE = re.compile(rf"{_NUM}%?|{_HEX}|[-+]?(?:nan|inf)")
 _QUOTES = str.maketrans({"'": " ", '"': " "})
+_BARS = re.compile(r"(?<=[\d.]) ?\| ?(?=[-+]?[\d.]+(?: ?\||\s*$))")
+"""Bars between numbers alone: values of one label."""
+_NODES = re.compile(r"(?i)\b(\d{1,4}) ?nodes? ?[x\u00d7*] ?(\d{1,3}) ?\w*gpus?\b")
+_BULLET = re.compile(r"^\s*[-*\u2022]\s+(?=\w)")
 _CALLED = re.compile(r"([A-Za-z_]\w*)\(([A-Za-z_]\w*)\)")
 _INDEX = re.compile(r"(?<=[\w)])\[[^\[\]]{0,40}\](?=\s*[=:])")
 _RANKED = re.compile(r"(?<![\w.:])(\d{1,5}):(?=[\w.+-]*[\w])(?!\d\d:)")
@@ -253,6 +257,11 @@ def _plain(text: str) -> str:
     A100 ...") as words of a run; values listed as rank:value as those of ranks."""
     if "[" in text:
         text = _INDEX.sub("", text)
+    if text.count("|") > 1 and len(_BARS.findall(text)) > 1:
+        text = _BARS.sub(" ", text)
+    if "node" in text:
+        text = _NODES.sub(lambda m: f"{int(m[1]) * int(m[2])} GPUs", text)
+    text = _BULLET.sub("", text)
     if "(" in text:
         text = _CALLED.sub(r"\1 \2", text)
     if "rank" in text and len(_RANKED.findall(text)) > 1 and _BY_RANK.search(text):
